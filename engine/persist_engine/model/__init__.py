@@ -1,1 +1,1 @@
-"""Room 1: the functional core. Frozen values and pure functions; no clock, no randomness, no I/O, no protobuf."""
+"""The functional core: frozen values and pure functions. No clock, no randomness, no I/O, no protobuf."""

@@ -32,7 +32,7 @@ def compare_and_append(state: ShardState, cmd: CompareAndAppend, now_ms: int) ->
     InlineBackpressure.
 
     Raises InvalidEmptyTimeInterval for data in an empty interval and InvalidUsage for a batch advanced beyond the shard's
-    since. An empty interval commits too: idle writers stay registered that way.
+    since. An append to an empty interval commits too, so that idle writers can stay registered.
     """
     desc = cmd.batch.desc
     if is_tombstone(state):
@@ -65,14 +65,14 @@ def is_refusal_certain(
     state: ShardState, cmd: CompareAndAppend, *, earliest_ms: int, held_ms: int, now_ms: int
 ) -> bool:
     """Whether a mismatch on `state`, after an attempt with unknown outcome, proves that no attempt succeeded: a success would
-    show in the writer's registration. `earliest_ms`: a time at or before the decision of the first of these attempts.
-    `held_ms`: the end of the lease that the writer had before any success. If the registration disappeared before that time, it
-    was removed explicitly, and the trace of a success may have been removed with it.
+    show in the writer's registration. `earliest_ms` is a time at or before the decision of the first of these attempts.
+    `held_ms` is the end of the lease that the writer had before any success. If the registration disappeared before that time,
+    it was removed explicitly, and the record of a success may have been removed with it.
     """
     writer = state.writers.get(cmd.writer_id)
     if writer is not None:
         return not writer.most_recent_write_upper >= cmd.batch.desc.upper > cmd.batch.desc.lower
-    if is_tombstone(state):  # finalizing removes all writers, regardless of their leases
+    if is_tombstone(state):  # finalizing removed all writers, regardless of their leases
         return False
     # Other processes expire this writer by their own clocks, which may be far ahead of this one. No state is older than the
     # clock that committed it.
@@ -130,12 +130,12 @@ def _push_and_claim(trace: Trace, cmd: CompareAndAppend, now_ms: int) -> tuple[T
     """Push the batch and claim the merges that fell due. If none did and the batch has data, also take over the oldest
     unclaimed compactions: otherwise a request lost with its writer would never be done. `claim_percent` sets how many: one per
     full hundred, and one more with the probability of the remainder. The token decides that draw, so that a retry of the same
-    call claims the same.
+    call claims the same compactions.
     """
     trace, requests = trace.push(cmd.batch)
     if (
         cmd.batch.rows > 0 and not requests
-    ):  # no request has empty inputs only: the spine merges two empty batches at once
+    ):  # no request has only empty inputs, because the spine merges two empty batches at once
         stale = trace.fueled_requests(
             claimed_before_ms=now_ms - cmd.claim_ms,
             claimed_until_ms=now_ms + cmd.claim_ms,

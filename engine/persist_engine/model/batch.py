@@ -11,7 +11,7 @@ from persist_engine.base.errors import InvalidBatchBounds, InvalidRewrite, Invar
 from persist_engine.model.frontier import DATA_TIME_MAX, MINIMUM, Antichain, Description
 from persist_engine.model.ids import STAGED_MS_MAX, RunId, staged_ms
 
-#: No retraction in a run waits to cancel what it retracts.
+#: The value of `waits_from_ms` when no retraction waits to cancel what it retracts.
 NOTHING_WAITS = STAGED_MS_MAX
 
 
@@ -24,8 +24,8 @@ class RunOrder(enum.Enum):
 
 
 class RunKind(enum.Enum):
-    """What is known of the rows of a run that have the same key and value. DISTINCT: there is one. BALANCED: their diffs add up to zero, so
-    that a read at or past all their times needs none of them.
+    """What is known of the rows of a run that have the same key and value. DISTINCT: there is only one. BALANCED: their diffs add up to
+    zero, so a read at or past all their times needs none of them.
     """
 
     ANY = "any"
@@ -87,7 +87,7 @@ class HollowPart:
     format: str = "parquet/1"
     sum_wraps: bool = False
     footer: Footing | None = None
-    """None: no piece of the blob can prove itself, so it is read whole."""
+    """None means that no piece of the blob can be verified alone, so the blob is read whole."""
 
     @property
     def hollow_bytes(self) -> int:
@@ -200,8 +200,8 @@ RunPart = Part | HollowRun
 class RunMeta:
     """Facts about one run. `truncated`: its registered bounds are narrower than written, so its diff sums include invisible rows.
 
-    `waits_from_ms`: no retraction in the run that waits to cancel what it retracts was written before this (model.spine.owed).
-    NOTHING_WAITS: no retraction waits. None: unknown.
+    `waits_from_ms` is a bound: no waiting retraction in the run was written before it (model.spine.owed). NOTHING_WAITS means that no
+    retraction waits, and None that this is unknown.
     """
 
     order: RunOrder = RunOrder.STRUCTURED
@@ -214,7 +214,7 @@ class RunMeta:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether the rows that are visible cancel, once all of them are."""
+        """Whether the run is balanced and its bounds hide none of its rows, so that the visible rows cancel."""
         return self.kind is RunKind.BALANCED and not self.truncated
 
 
@@ -248,7 +248,7 @@ class HollowBatch:
         return cls(desc, 0)
 
     def is_empty(self) -> bool:
-        """Whether there are no parts. NB: the spine's emptiness is rows == 0 (spec 11.14); the two can differ."""
+        """Whether there are no parts. A spine batch is empty when it has no rows (spec 11.14); the two can differ."""
         return not self.parts
 
     def runs(self) -> Iterator[tuple[RunMeta, tuple[RunPart, ...]]]:
@@ -285,7 +285,7 @@ class HollowBatch:
 
     @property
     def mergeable_runs(self) -> int:
-        """Number of runs that a compaction could make fewer: a balanced run stays beside the others."""
+        """The number of runs that a compaction could merge. Balanced runs do not count, because they stay separate."""
         return sum(not meta.is_balanced for meta in self.run_metas)
 
     @property
@@ -295,7 +295,7 @@ class HollowBatch:
 
     @property
     def net_updates(self) -> int:
-        """The sum of the diffs of all updates. A part whose sum is not known, or wraps, counts its updates."""
+        """The sum of the diffs of all updates. A part whose sum is unknown, or wraps, counts with its number of updates."""
         return sum(part.rows if part.diffs_sum is None or part.sum_wraps else part.diffs_sum for part in self.parts)
 
     @property
@@ -311,18 +311,18 @@ class HollowBatch:
 
     @property
     def oldest_writer(self) -> str:
-        """The least writer key (base.version) among its own blobs: "" if a key carries no version, as keys of the oldest
-        writers do; a text greater than every writer key if there are no blobs.
+        """The least writer key (base.version) among its own blobs. It is "" if a key has no version, as keys of the oldest
+        writers, and a text greater than every writer key if there are no blobs.
         """
         keys = (key.partition("/")[0] if key.startswith("n") else "" for key in self.blob_keys())
         return min(keys, default="~")
 
     @property
     def waits_from_ms(self) -> int:
-        """Since when the oldest retraction in it may wait to cancel what it retracts; NOTHING_WAITS if none does.
+        """The time since which the oldest retraction in it may wait to cancel what it retracts; NOTHING_WAITS if none does.
 
-        Runs that do not say count from the staging of their oldest blob, and so do truncated runs: rows outside their bounds are
-        present and not visible. Inline rows of such runs count from 0, because nothing says when they were staged.
+        A run without this fact counts from the staging of its oldest blob. So does a truncated run, because rows outside its
+        bounds are present but not visible. Inline rows of such runs count from 0, because it is unknown when they were staged.
         """
         return min((_waits_from_ms(meta, parts) for meta, parts in self.runs()), default=NOTHING_WAITS)
 
@@ -371,11 +371,13 @@ class HollowRollup:
 def rewritten(batch: HollowBatch, frontier: Antichain, new_upper: Antichain) -> HollowBatch:
     """Return `batch` with all times advanced to `frontier` and with `new_upper` as its registered upper. Idempotent.
 
-    InvalidRewrite unless frontier < new_upper, an update may have the time `frontier`, neither precedes the batch's own bounds
-    or an earlier rewrite, and the batch is as a user wrote it (its since is the minimum).
+    Raises InvalidRewrite unless frontier < new_upper, an update may have the time `frontier`, neither precedes the batch's own
+    bounds or an earlier rewrite, and the batch is as a user wrote it (its since is the minimum).
     """
     desc = batch.desc
-    if frontier.time is not None and frontier.time > DATA_TIME_MAX:  # a read would treat its rows as earlier than this
+    if (
+        frontier.time is not None and frontier.time > DATA_TIME_MAX
+    ):  # parts cannot hold this time, so reads would show an earlier one
         raise InvalidRewrite(f"batch {desc} rewritten to {frontier}: no update is later than {DATA_TIME_MAX}")
     if not frontier < new_upper:
         raise InvalidRewrite(f"batch {desc} rewritten to {frontier}, at or past its new upper {new_upper}")
@@ -393,9 +395,9 @@ def rewritten(batch: HollowBatch, frontier: Antichain, new_upper: Antichain) -> 
 
 
 def check_truncation(batch: HollowBatch, lower: Antichain, upper: Antichain, *, any_rewritten: bool) -> None:
-    """Check that `batch` may be registered under [lower, upper); InvalidBatchBounds or InvalidRewrite otherwise. If any batch
-    of the call is rewritten, nothing may be cut off above: a rewritten update that was cut would be indistinguishable from a
-    missing one.
+    """Check that `batch` may be registered under [lower, upper). Raises InvalidBatchBounds or InvalidRewrite otherwise. If any
+    batch of the call is rewritten, nothing may be cut off above: a rewritten update that was cut off would be indistinguishable
+    from a missing one.
     """
     desc = batch.desc
     if any_rewritten:

@@ -20,10 +20,10 @@ from persist_engine.model.state import DebugInfo, SchemaPair, ShardState, Source
 class CompareAndAppend:
     """Append `batch` iff its lower equals the upper. `token` identifies the call, so that a repetition finds its own success.
 
-    `progress` (sink id, how far its source was read) commits with the data iff `state.is_expected` of the stored one and
-    `expected_progress`. `claim_ms`: a claim on a compaction lapses at this age. `claim_percent` / 100: how many
-    unclaimed compactions the append takes over if it creates no merge work itself. `claim_min_version`: it also takes over
-    compact batches whose parts older code wrote. `commit_info`: opaque bytes that stand in the log beside the batch.
+    `progress` (sink id, how far its source was read) commits with the data iff `state.is_expected` is true of the stored
+    progress and `expected_progress`. A claim on a compaction lapses at the age `claim_ms`. If the append creates no merge work,
+    it takes over `claim_percent` / 100 unclaimed compactions; these include compact batches whose parts were written by code
+    older than `claim_min_version`. `commit_info` holds opaque bytes that the log stores with the batch.
     """
 
     batch: HollowBatch
@@ -54,7 +54,7 @@ class AlreadyCommitted:
 
 @dataclass(frozen=True, slots=True)
 class UpperMismatch:
-    """The upper is not the expected one. `writer_upper` is the upper of this writer's last append; it shows whether an earlier
+    """The upper is not the expected one. `writer_upper` is the upper of this writer's last append. It shows whether an earlier
     attempt with unknown outcome can have succeeded.
     """
 
@@ -65,7 +65,7 @@ class UpperMismatch:
 
 @dataclass(frozen=True, slots=True)
 class StagedTooEarly:
-    """A part of the batch was staged before the shard's staging floor: its blob may already be deleted."""
+    """A part of the batch was staged before the shard's staging floor, so its blob may already be deleted."""
 
     key: str
     floor_ms: int
@@ -73,7 +73,7 @@ class StagedTooEarly:
 
 @dataclass(frozen=True, slots=True)
 class RaiseStagingFloor:
-    """From now on, link no part staged before `floor_ms`."""
+    """Refuse, from now on, to link any part staged before `floor_ms`."""
 
     floor_ms: int
 
@@ -99,7 +99,7 @@ class ProgressMismatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterLeasedReader:
-    """Hold since and this version from now on. `since_from_critical`: hold at the meet of the critical readers instead."""
+    """Hold since and this version from now on. With `since_from_critical`, hold the meet of the critical readers' sinces instead."""
 
     reader_id: LeasedReaderId
     lease_ms: int
@@ -132,7 +132,7 @@ class HeartbeatSeen:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DowngradeSince:
     """Release times before `new_since` and versions before `outstanding_seqno` (None: all versions before the new one).
-    `is_heartbeat`: an automatic call; the shard's since moves only if the reader's since does.
+    `is_heartbeat` marks an automatic call: the shard's since moves only if the reader's since does.
     """
 
     reader_id: LeasedReaderId
@@ -195,7 +195,9 @@ class CriticalRegistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareAndDowngradeSince:
-    """Move since and opaque iff the opaque equals `expected_opaque`. A since that would move back stays; the opaque moves all the same."""
+    """Set since and opaque iff the opaque equals `expected_opaque`. If since would move back, it stays, but the opaque is still
+    replaced.
+    """
 
     reader_id: CriticalReaderId
     expected_opaque: bytes
@@ -301,14 +303,14 @@ class SchemaEvolved:
 
 @dataclass(frozen=True, slots=True)
 class SchemaIdMismatch:
-    """Another schema is the newest. None: the shard accepts no schemas any more."""
+    """Another schema is the newest. None means that the shard accepts no schemas any more."""
 
     current_id: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class SpineExert:
-    """Advance merges as if `fuel` updates had been pushed, so that merges also ripen in a shard without writes."""
+    """Advance merges as if `fuel` updates had been pushed, so that merges complete in a shard without writes, too."""
 
     fuel: int
 
@@ -322,8 +324,8 @@ class Exerted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimCompactions:
-    """Take over up to `max_requests` compactions, oldest first, that have no claim younger than `claim_ms`.
-    `claim_min_version`: see CompareAndAppend. With `max_bytes`, one is left out whose inputs do not fit beside those taken before it.
+    """Take over up to `max_requests` compactions, oldest first, that have no claim younger than `claim_ms`. For
+    `claim_min_version`, see CompareAndAppend. With `max_bytes`, leave out each one whose inputs would bring the total over this limit.
     """
 
     max_requests: int
@@ -341,7 +343,7 @@ class CompactionsClaimed:
 
 @dataclass(frozen=True, slots=True)
 class SetRetention:
-    """Keep the newest `retain_ms` of times distinguishable from now on, whatever readers release. None: only readers hold since."""
+    """Keep the newest `retain_ms` of times distinguishable from now on, whatever readers release. With None, only readers hold since."""
 
     retain_ms: int | None
 

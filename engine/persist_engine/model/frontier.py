@@ -39,7 +39,7 @@ class Antichain:
 
     @classmethod
     def of(cls, time: Instant) -> Antichain:
-        """Return the frontier {time}; accepts what `time_of` accepts. InvalidUsage for anything else."""
+        """Return the frontier {time}. Accepts what `time_of` accepts, and raises InvalidUsage for anything else."""
         return cls(time_of(time))
 
     @classmethod
@@ -97,7 +97,7 @@ class Antichain:
         return other if self <= other else self
 
     def advance(self, time: int) -> int | None:
-        """Return max(time, frontier), the time that `time` counts as beyond this frontier; None if the frontier is empty."""
+        """Return max(time, frontier), to which compaction advances `time` if this frontier is its since. None if the frontier is empty."""
         return None if self.time is None else max(time, self.time)
 
     def __repr__(self) -> str:
@@ -119,14 +119,14 @@ def time_of(given: TimeLike, name: str = "time") -> int:
     """Return `given` as a time: an integer as it is, a frontier as its single time. A datetime or ISO 8601 text with a time
     zone becomes milliseconds since 1970, rounded down; most shards count their times in that unit.
 
-    InvalidUsage names `name` and the accepted forms. It is raised for fractions, booleans, texts of digits only, datetimes
+    Raises InvalidUsage, which names `name` and the accepted forms, for fractions, booleans, texts of digits only, datetimes
     without a time zone, and the empty frontier, which has no time.
     """
     if type(given) is int:
         return given
     if isinstance(given, Antichain):
         if given.time is None:
-            raise InvalidUsage(f"{name} must be a time; the frontier given is empty and has none")
+            raise InvalidUsage(f"{name} must be a time; the given frontier is empty and has none")
         return given.time
     if isinstance(given, str):
         return _millisecond_of(_parsed(given, name), given, name)
@@ -184,7 +184,7 @@ def _shown(given: object) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Description:
-    """The times a batch covers: at or past `lower` and not past `upper`, distinguishable from `since` on.
+    """The times that a batch covers: at or past `lower` and before `upper`, distinguishable from `since` on.
 
     Invariant: `lower` is not empty and lower <= upper. Prints as `[3,7)@2`.
     """

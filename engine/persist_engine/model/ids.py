@@ -40,7 +40,7 @@ class _Id(str):
         digits = raw.hex()
         if len(digits) != 32:
             raise InvalidUsage(f"a {cls.what} id needs 16 bytes, not {len(raw)}")
-        # Skips the validation: the text is valid by construction.
+        # This skips the validation, because the text is valid by construction.
         text = f"{cls.letters}{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
         return super().__new__(cls, text)
 
@@ -66,7 +66,7 @@ class ShardId(_Id):
 
 
 class StoreId(_Id):
-    """One pair of a blob store and a consensus store that belong together. Independent of how their addresses are spelled."""
+    """One pair of a blob store and a consensus store that belong together. It does not depend on how their addresses are spelled."""
 
     __slots__ = ()
     letters = "store-"

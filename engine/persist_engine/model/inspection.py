@@ -1,6 +1,6 @@
-"""A state as numbers, for people, the operator and metrics.
+"""A report on a state in numbers, for people, the operator and metrics.
 
-Owns the report and its JSON form; must not know where it is shown. Costs O(levels), plus readers, writers and rollups.
+Owns the report and its JSON form. Must not know where it is shown. Costs O(levels), plus readers, writers and rollups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from persist_engine.model.rebirth import is_recovered_from
 from persist_engine.model.spine.owed import waits_after_merge_ms, waits_from_ms
 from persist_engine.model.state import CLOCK, COMMIT_INFO, FILTERED, ShardState
 
-#: What a report can say.
+#: The greatest number that a report can hold.
 _COUNT_MAX = (1 << 63) - 1
 
 
@@ -49,13 +49,16 @@ class WriterInfo:
 class Inspection:
     """One shard at one version. Frontiers are times, None when closed; seqnos are plain numbers.
 
-    `batches` counts hollow batches, `spine_batches` the logical batches that they form. Compaction debt: `compaction_requests` counts the
-    spine batches that are not compact; they hold `uncompacted_batches` hollow batches and `compaction_bytes` bytes, the smallest of them
-    `smallest_request_bytes` (None: there is none). `net_updates` is the sum of all diffs, or 0 if it is negative, and `merged_updates`
-    counts the updates of the largest spine batch that is compact. Deletion debt (model.spine.owed): `waits_from_ms` is since when the
-    oldest retraction in the newest version waits, and `waits_after_merge_ms` what a merge of everything would leave;
-    `uncollected_from_ms` is since when one waits in what older versions name; None: none does. `gc_seqnos` versions can be truncated now.
+    `batches` counts hollow batches, `spine_batches` the logical batches that they form. `gc_seqnos` versions can be truncated now.
     `retain_ms` is the retention (None: none); it holds since at `retained_since`. The client fills in `key_schema` and `val_schema` as DDL.
+
+    Compaction debt: `compaction_requests` counts the spine batches that are not compact. They hold `uncompacted_batches` hollow batches and
+    `compaction_bytes` bytes; the smallest holds `smallest_request_bytes` (None: there is none). `net_updates` is the sum of all diffs, or 0
+    if it is negative. `merged_updates` counts the updates of the largest spine batch that is compact.
+
+    Deletion debt (model.spine.owed): `waits_from_ms` is when the oldest waiting retraction in the newest version began to wait.
+    `waits_after_merge_ms` is the same after a merge of everything. `uncollected_from_ms` is the same for content that only older versions
+    name. Each is None when no retraction waits.
     """
 
     shard_id: str
@@ -104,8 +107,8 @@ class Inspection:
 
     @property
     def amplification_percent(self) -> int | None:
-        """The updates in percent of those that a merge of everything leaves at best: one for each row that is not retracted. None when it
-        can leave nothing of them.
+        """The number of updates, in percent of the number that a merge of everything leaves at best: one for each row that is not
+        retracted. None when such a merge may leave no updates.
         """
         if not self.updates:
             return 100
@@ -113,16 +116,18 @@ class Inspection:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of the live parts, with those that are inside the state."""
+        """The bytes of the live parts, including those inside the state."""
         return self.live_bytes + self.inline_bytes
 
     @property
     def owed_from_ms(self) -> int | None:
-        """Since when the oldest update that was retracted may still be in the stores; None: none is. Never later than the truth."""
+        """The time at which the oldest retracted update that may still be in the stores was retracted, or an earlier time. None when no
+        retracted update is left.
+        """
         return min((at for at in (self.waits_from_ms, self.uncollected_from_ms) if at is not None), default=None)
 
     def is_recovered_from(self, birth: str) -> bool:
-        """Whether the log was begun anew, on purpose, in the place of the one born as `birth` (hex)."""
+        """Whether a recovery began this log anew in place of the log born as `birth` (hex)."""
         return is_recovered_from(_bytes(self.birth), _bytes(birth))
 
     def to_json(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def _unexpired(holders: SharedMap[_Id, _Leased], now_ms: int) -> SharedMap[_Id, 
 
 
 def is_live(claim: Claim | None, now_ms: int, claim_ms: int) -> bool:
-    """Whether a worker is presumed to be doing the claimed work: the claim is younger than `claim_ms`. With `claim_ms` 0 no
-    claim is live. A start far in the future comes from a broken clock and does not count as a claim.
+    """Whether a worker is presumed to be doing the claimed work, because the claim is younger than `claim_ms`. With `claim_ms` 0
+    no claim is live. A start far in the future comes from a broken clock and does not count as a claim.
     """
     return claim is not None and abs(now_ms - claim.start_ms) < claim_ms

@@ -21,7 +21,7 @@ from persist_engine.model.state import ShardState
 @dataclass(frozen=True, slots=True)
 class Maintenance:
     """Work that fell due. `rollup`: write a rollup of a state at or past this seqno. `gc`: collect and truncate up to at most
-    this seqno. `requests`: compactions, claimed for the receiver.
+    this seqno. `requests`: compactions that are claimed for the receiver.
     """
 
     rollup: SeqNo | None = None
@@ -44,7 +44,7 @@ def _later(one: SeqNo | None, other: SeqNo | None) -> SeqNo | None:
     return max(one, other)
 
 
-#: A tombstone gets a rollup when something other than the link of its last rollup happened.
+#: The versions after which a tombstone gets a rollup: the link of its last rollup is one version, so another version must have followed.
 _TOMBSTONE_EVERY = 2
 
 
@@ -54,26 +54,26 @@ def is_rollup_due(*, seqno: int, rollup_seqno: int, every: int) -> bool:
 
 
 def collectable_versions(keep: int | None, *, earliest: int) -> int:
-    """How many versions a collection truncates from a log that begins at `earliest`. `keep`: the newest rollup that no reader holds
-    back; None: there is none.
+    """The number of versions that a collection truncates from a log that begins at `earliest`. `keep` is the newest rollup that no reader
+    holds back; None if there is none.
     """
     return 0 if keep is None else max(keep - earliest, 0)
 
 
 def is_collection_due(versions: int, *, at_least: int) -> bool:
-    """Whether a collection that would truncate so many versions is worth a run."""
+    """Whether a collection that would truncate `versions` versions is worth a run."""
     return versions >= at_least
 
 
 def is_compaction_due(uncompacted_batches: int, *, at_least: int) -> bool:
-    """Whether so many hollow batches that no compaction has merged are worth a run."""
+    """Whether `uncompacted_batches` hollow batches that no compaction has merged are worth a run."""
     return uncompacted_batches >= at_least
 
 
 def rollup_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int) -> SeqNo | None:
     """Return the state's seqno if a rollup is due and no live claim covers it (spec 14.1), else None.
 
-    On a tombstone, a rollup is due after any change but the link of the previous rollup.
+    On a tombstone, a rollup is due after any change except the link of the previous rollup.
     """
     newest, _ = latest_rollup(state)
     every = _TOMBSTONE_EVERY if is_tombstone(state) else settings.rollup_threshold + 1
@@ -86,14 +86,14 @@ def rollup_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int)
 def gc_due(state: ShardState, settings: MaintenanceSettings, *, now_ms: int, is_write: bool) -> SeqNo | None:
     """Return the seqno up to which to collect garbage now, or None (spec 14.3).
 
-    Due if at least `gc_versions_min` versions can be truncated, which are those between the oldest rollup and the newest rollup
-    that no reader holds back. A smaller request would find nothing removable and leave a claim behind. While writers exist,
-    only writes get the work. Not repeated while a live claim covers it, and bounded relative to the last request. Always due on
-    tombstones.
+    It is due if at least `gc_versions_min` versions can be truncated: those between the oldest rollup and the newest rollup that
+    no reader holds back. A smaller request would find nothing removable and leave a claim behind. While writers exist, only
+    writes get the work. It is not due while a live claim covers it, and each request is bounded relative to the last one. It is
+    always due on tombstones.
     """
     rollups = rollup_seqnos(state)
-    # Reach at least the next rollup. Otherwise nothing would ever be due again if rollups lie further apart than the bound, or
-    # if another process collected past it.
+    # Reach at least the next rollup. Otherwise collection would never be due again if rollups lie further apart than the bound,
+    # or if another process collected past it.
     bound = max(SeqNo(state.last_gc_req + settings.gc_versions_max), *rollups[1:2], rollups[0])
     upto = min(seqno_since(state), bound)
     if is_tombstone(state):
@@ -118,15 +118,15 @@ def removable_rollups(state: ShardState, upto: SeqNo) -> tuple[tuple[SeqNo, Holl
 
 
 def rollup_wanted(state: ShardState, settings: MaintenanceSettings) -> bool:
-    """Whether `rollup_threshold` versions have passed since the newest rollup; on a tombstone, whether anything but its link followed."""
+    """Whether `rollup_threshold` versions have passed since the newest rollup; on a tombstone, whether any version but its link has."""
     newest, _ = latest_rollup(state)
     every = _TOMBSTONE_EVERY if is_tombstone(state) else settings.rollup_threshold
     return is_rollup_due(seqno=state.seqno, rollup_seqno=newest, every=every)
 
 
 def collection_target(state: ShardState) -> SeqNo | None:
-    """Return the version to which the log may be truncated; None if, as far as state shows, the log already begins there. A
-    tombstone keeps two rollups of its own, which say nothing about where its log begins.
+    """Return the version to which the log may be truncated. Return None if, as far as state shows, the log already begins there. A
+    tombstone keeps two rollups of its own, which do not show where its log begins.
     """
     target, oldest = rollup_at_or_below(state, seqno_since(state)), rollup_seqnos(state)[0]
     if is_tombstone(state) and oldest >= state.last_gc_req and len(state.rollups) <= 2:

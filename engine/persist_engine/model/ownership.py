@@ -17,7 +17,7 @@ _FIELDS = 3
 @dataclass(frozen=True, slots=True)
 class Owner:
     """A resource. `operator_id` distinguishes operators that share a store. Prints as OPERATOR/NAMESPACE/NAME, quoted so that
-    `parse` restores any text. InvalidUsage for an empty field or one that is not valid unicode.
+    `parse` restores any text. Raises InvalidUsage for a field that is empty or not valid unicode.
     """
 
     operator_id: str
@@ -35,7 +35,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner:
-        """Inverse of str(). InvalidUsage for anything else."""
+        """Inverse of str(). Raises InvalidUsage for any other text."""
         fields = text.split("/")
         if len(fields) != _FIELDS:
             raise InvalidUsage(
@@ -49,7 +49,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """The owner owns the shard. `is_new`: it did not before the call."""
+    """The owner owns the shard. `is_new` means that it did not own it before the call."""
 
     shard_id: ShardId
     is_new: bool

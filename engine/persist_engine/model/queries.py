@@ -1,6 +1,4 @@
-"""Questions about a state, answered from the state alone. Read-only; each answer costs O(levels) or is cached by the map it
-comes from.
-"""
+"""Answers questions about a state from the state alone. Each answer costs O(levels), or the map that it comes from caches it."""
 
 from __future__ import annotations
 
@@ -61,15 +59,15 @@ def durable_since(state: ShardState) -> Antichain | None:
 
 
 def retained_since(state: ShardState) -> Antichain | None:
-    """Return where retention holds since: `retain_ms` before upper, rounded down so that it moves in a hundred steps per window
-    and few appends have to record a move. If since is already later, or upper is closed, return since. None without retention.
+    """Return where retention holds since: `retain_ms` before upper, rounded down so that it moves in a hundred steps per window,
+    and few appends have to record a move. Return since if it is already later, or if upper is closed. None without retention.
     """
     since, upper = state.trace.since, state.trace.upper
     if state.retain_ms is None:
         return None
     if upper.time is None:
         return since
-    # Capped at the last time that data can have: if upper lies past it, a read at that time gives the final contents.
+    # Never past the last time that data can have: if upper lies past that time, a read there gives the final contents.
     held = min(max(0, upper.time - state.retain_ms), DATA_TIME_MAX)
     return since.join(Antichain(held - held % max(1, state.retain_ms // RETENTION_STEPS)))
 
@@ -122,15 +120,15 @@ def rollup_at_or_below(state: ShardState, seqno: SeqNo) -> SeqNo | None:
 
 
 def written_upper(state: ShardState) -> Antichain:
-    """Return the upper that appends of rows left: the minimum while only the time 0 is complete, and has none. A correction of a shard
-    that was never written completes that time to read it.
+    """Return the upper that appends of rows left. It is the minimum while only the time 0 is complete and there are no rows: a correction
+    of a shard that was never written completes that time, so that it can read it.
     """
     upper = state.trace.upper
     return Antichain.minimum() if upper.time == 1 and not state.trace.sizes.rows else upper
 
 
 def clock_of(state: ShardState) -> Clock:
-    """Return the clock of the writes of a table (spec 17.15). Incompatible for a clock of newer code."""
+    """Return the clock of the writes of a table (spec 17.15). Raises Incompatible for a clock of newer code."""
     stored = state.progress.get(CLOCK)
     if stored is None:
         return "ms"
@@ -143,5 +141,5 @@ def clock_of(state: ShardState) -> Clock:
 
 
 def clock_time(state: ShardState, now_ms: int) -> int:
-    """Return what the clock of a table shows now: a write is at this time, or at upper if that is later. A counter begins with 1."""
+    """Return the time that the clock of a table shows now. A write is at this time, or at upper if that is later. A counter begins at 1."""
     return now_ms if clock_of(state) == "ms" else 1

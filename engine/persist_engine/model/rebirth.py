@@ -16,7 +16,7 @@ from persist_engine.model.invariants import check_invariants
 from persist_engine.model.shared_map import SharedMap
 from persist_engine.model.state import ShardState
 
-#: Seqnos skipped between the last known version and the new log's first version: more than can have been lost unseen.
+#: The seqnos skipped between the last known version and the new log's first version. It is more than can have been lost unseen.
 SEQNOS_LEFT_OUT = 1_000_000
 #: Number of random bytes in a birth. The other bytes are a hash of them and of the previous birth.
 RANDOM_BYTES = 8
@@ -28,7 +28,7 @@ def recovered_birth(old: bytes, random: bytes) -> bytes:
 
 
 def is_recovered_from(birth: bytes, old: bytes) -> bool:
-    """Whether `birth` belongs to a log that was deliberately begun anew in place of the log born as `old`."""
+    """Whether `birth` belongs to a log that a recovery began anew in place of the log born as `old`."""
     return bool(old) and birth == recovered_birth(old, birth[:RANDOM_BYTES])
 
 

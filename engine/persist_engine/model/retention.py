@@ -12,13 +12,13 @@ from persist_engine.model.state import ShardState
 from persist_engine.model.transitions import transition
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-#: Longer numbers are no useful retention, and Python refuses to parse thousands of digits.
+#: The limit on the digits of a retention. Longer numbers are not useful, and Python refuses to parse thousands of digits.
 _DIGITS_MAX = 20
 _WANTED = "a whole number with a unit, as in 7d, 12h, 30m, 45s or 500ms; or none"
 
 
 def retention_of(text: str) -> int | None:
-    """Parse `7d`, `12h`, `30m`, `45s`, `500ms` into milliseconds; None for `none`. InvalidUsage for anything else, and for zero."""
+    """Parse `7d`, `12h`, `30m`, `45s`, `500ms` into milliseconds; None for `none`. Raises InvalidUsage for zero and anything else."""
     if text == "none":
         return None
     digits = text.rstrip("dhms")
@@ -58,7 +58,7 @@ def current(state: ShardState) -> Retention:
 
 
 def planned(state: ShardState, retain_ms: int | None) -> Retention:
-    """Return the retention that `state` would have with `retain_ms`. InvalidUsage as of the command."""
+    """Return the retention that `state` would have with `retain_ms`. Raises InvalidUsage as the command does."""
     outcome = transition(state, SetRetention(retain_ms), now_ms=state.walltime_ms)
     assert isinstance(outcome.answer, RetentionSet), "SetRetention always answers RetentionSet"
     since, upper = outcome.answer.since.time, state.trace.upper.time

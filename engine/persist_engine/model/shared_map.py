@@ -1,6 +1,6 @@
-"""A persistent map that records its edits since a known ancestor, so that a diff costs what changed.
+"""A persistent map that records its edits since a known ancestor, so that the cost of a diff is proportional to the edits.
 
-Built on rpds (hash array mapped trie, structural sharing). `sealed()` marks a state as committed and records later edits.
+It is built on rpds (hash array mapped trie, structural sharing). `sealed()` marks a state as committed and records later edits.
 `changes_since(ancestor)` inspects only the edited keys if `ancestor` is the sealed map they started from; otherwise it compares
 both maps entry by entry. `derived` caches a value computed from the whole map, and `least` maintains a minimum across edits, so
 that a commit does not walk the entries it leaves alone.
@@ -197,7 +197,7 @@ class MinTree(Generic[K]):
         return replace(self, root=root)
 
     def below(self, bound: Any, values: Mapping[K, Any]) -> Iterator[K]:
-        """Yield the keys whose measure is less than `bound`, in no particular order. Costs as much as the result is large."""
+        """Yield the keys whose measure is less than `bound`, in no particular order. The cost is proportional to the result."""
         for node in _under(self.root, bound):
             for leaf in _under(node, bound):
                 yield from (key for key in leaf[1] if self.measure(values[key]) < bound)

@@ -1,7 +1,7 @@
 """ShardState: all metadata of one shard at one seqno, and the records in it (spec 2.1).
 
-Frozen: a transition creates a new state that shares everything it did not touch. The maps are `SharedMap`s, so a change costs
-what it changes, and `StateDiff.between` inspects only what changed.
+States are frozen: a transition creates a new state that shares everything it did not touch. The maps are `SharedMap`s, so the
+cost of an edit does not grow with the map, and `state_diff.between` inspects only what changed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DebugInfo:
 
 @dataclass(frozen=True, slots=True)
 class LeasedReader:
-    """A reader with a lease. `seqno`: the oldest version whose blobs it may still fetch. `since`: the oldest time it may read."""
+    """A reader with a lease. `seqno` is the oldest version whose blobs it may still fetch, and `since` the oldest time it may read."""
 
     seqno: SeqNo
     since: Antichain
@@ -54,7 +54,7 @@ class CriticalReader:
 
 @dataclass(frozen=True, slots=True)
 class FirstHold:
-    """A critical reader that a new shard has from its first version on, so that no commit follows for it."""
+    """A critical reader that a new shard has from its first version on, so that no further commit is needed for it."""
 
     reader_id: CriticalReaderId
     opaque: bytes
@@ -82,23 +82,23 @@ class SchemaPair:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim on maintenance work. `seqno`: the version that the work is for."""
+    """A claim on maintenance work. `seqno` is the version that the work is for."""
 
     seqno: SeqNo
     start_ms: int
 
 
-#: Spec 17.13: the entry of `progress` with the user's metadata of the last append that had any. An append replaces it together with its
+#: The entry of `progress` with the user's metadata of the last append that had any (spec 17.13). An append replaces it together with its
 #: upper, so that each state diff shows the metadata of its own append and of no other.
 COMMIT_INFO = "persist:commit_info"
-#: Every state, and so every rollup, holds one of them.
+#: The limit on this metadata. Every state, and so every rollup, holds one of these entries.
 COMMIT_INFO_BYTES_MAX = 4096
-#: Spec 17.14: the entry of `progress` with the columns of which new parts get Bloom filters (codec.bloom).
+#: The entry of `progress` with the columns for which new parts get Bloom filters (spec 17.14, codec.bloom).
 FILTERED = "persist:filtered"
-#: Spec 17.15: the entry of `progress` of a shard whose table does not write at the wall clock; its token names the clock.
+#: The entry of `progress` that names the clock of a table that does not use the wall clock (spec 17.15).
 CLOCK = "persist:clock"
 Clock = Literal["ms", "counter"]
-"""Where a table has the times of its writes from: the wall clock in milliseconds, or the number after that of the last write."""
+"""The source of the times of a table's writes: the wall clock in milliseconds, or a counter of the writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,11 @@ class SourceProgress:
 
 
 def is_expected(stored: SourceProgress | None, expected: bytes | SourceProgress | None) -> bool:
-    """Whether the stored progress is the one that an append expects: by its token (None: there is none), or by its upper too.
+    """Whether the stored progress is the one that an append expects. `expected` is its token (None: no progress is stored), or its token
+    and upper.
 
-    SUBTLE: a sink may store a token again, with a greater upper. Only both show that nothing of the sink was committed in between.
+    SUBTLE: a sink may store the same token again, with a greater upper. Only token and upper together show that the sink committed nothing
+    in between.
     """
     if isinstance(expected, SourceProgress):
         return stored == expected
@@ -140,7 +142,7 @@ class ShardState:
     applier_version: str
     shard_id: ShardId
     birth: bytes
-    """Random, drawn when the log began: distinguishes this log from one that was wiped and written anew."""
+    """Random bytes, drawn when the log began. They distinguish this log from one that was wiped and written anew."""
     codecs: CodecNames
     seqno: SeqNo
     walltime_ms: int
@@ -161,7 +163,7 @@ class ShardState:
     tag: bytes = b""
     """The tag of the log entry at `seqno`, which the next entry records. Empty until the entry is encoded."""
     retain_ms: int | None = None
-    """Retention: since stays at least this far behind upper, and follows it. None: only readers hold since."""
+    """The retention: since stays at least this far behind upper, and follows it. With None, only readers hold since."""
 
     @property
     def tip(self) -> Tip:

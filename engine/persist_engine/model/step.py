@@ -1,6 +1,6 @@
-"""Computes the next version of a state: everything between reading a state and committing its successor, except the commit.
+"""Computes the next version of a state: everything between reading a state and committing its successor.
 
-Pure: the applier in the shard room calls `step`, encodes the diff and does the compare-and-set.
+This is pure: the applier in the shard room calls `step`, encodes the diff and does the compare-and-set.
 """
 
 from __future__ import annotations
@@ -66,13 +66,14 @@ def step(
     settings: Settings,
     is_write: bool,
 ) -> Stepped | Refused:
-    """Apply `cmd` to `state`. Refused: there is nothing to commit. With `is_write`, garbage collection may be assigned to the caller.
+    """Apply `cmd` to `state`. Return Refused if there is nothing to commit. With `is_write`, garbage collection may be assigned to the
+    caller.
 
     The successor carries the next seqno, a walltime that rises even if the clock does not, and the highest version that ever
-    wrote.
+    wrote. The caller must read `now_ms` anew for every attempt.
 
-    SUBTLE: leases expire after the command, not before: a late heartbeat revives its reader, and a writer that retries finds
-    its token. Sample `now_ms` anew for every attempt.
+    SUBTLE: leases expire after the command, not before. So a late heartbeat revives its reader, and a writer that retries finds
+    its token.
     """
     was_tombstone = is_tombstone(state)
     # The highest writer version never decreases; otherwise old code could write again after an upgrade. A tombstone keeps its version.
@@ -132,8 +133,9 @@ def initial_state(
     critical: FirstHold | None = None,
     clock: Clock = "ms",
 ) -> tuple[ShardState, StateDiff]:
-    """Return the first version of a shard, v1, with its rollup linked at v1, its schema under id 0, the critical reader of `critical`,
-    and its clock; and the diff from v0. Draw `birth` at random: it distinguishes this log from any other log of the same shard.
+    """Return the first version of a shard, v1, and the diff from v0. The state has its rollup linked at v1, its schema under id 0, the
+    critical reader of `critical`, and its clock. The caller must draw `birth` at random: it distinguishes this log from any other log of
+    the same shard.
     """
     nothing = ShardState(
         applier_version=applier_version,

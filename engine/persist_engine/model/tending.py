@@ -1,4 +1,4 @@
-"""What an operator requests of a shard's stores through a separate process, and the answers. Values only.
+"""The values of an operator's wish for a shard, which a separate process carries out, and of the answers.
 
 Must not know: their transport (codec.tending) and their execution (client.tend).
 """
@@ -26,12 +26,12 @@ class WantedHold:
     """The critical reader with which the operator holds since, and how far behind upper it holds it."""
 
     shard_id: ShardId
-    """The hold applies to this shard only. If the owner's name leads to another shard by now, nothing is held."""
+    """The shard to which the hold applies. If the owner's name leads to another shard by now, nothing is held."""
     critical_id: CriticalReaderId
     purpose: str
     since_lag_ms: int
     since_min: int = 0
-    """Since moves at least here, whatever the lag, but not past the newest complete time."""
+    """Since moves at least to this time, whatever the lag, but not past the newest complete time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class WantedSchema:
     """The schema that the shard is to get, as DDL, and the generation of the resource that wants it."""
 
     shard_id: ShardId
-    """As of WantedHold."""
+    """See WantedHold."""
     key: str
     value: str
     generation: int
@@ -47,10 +47,10 @@ class WantedSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """Make `owner` the owner of a shard: `wanted`, else the shard that the owner's name leads to, else `proposed`. Create the
+    """Make `owner` the owner of a shard: `wanted`, else the shard to which the owner's name leads, else `proposed`. Create the
     shard if `schema` (DDL of key and value) is given, evolve its schema if `evolve` is given, move its since if `hold` is given,
-    and report its state. `known`: nothing changes if the log is another one. `take_over`: the earlier answer whose owner may be
-    replaced; a shard or owner that changed since then still refuses.
+    and report its state. With `known`, change nothing if the log is another one. `take_over` is an earlier answer: its owner may
+    be replaced, but not if the shard or its owner changed since then.
     """
 
     owner: Owner
@@ -65,9 +65,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tended:
-    """The shard belongs to the owner and has this state. The report names the owner's hold and some of the readers at since;
-    all others, and the writers, are only counted. `hold_problem`: why since did not move; empty if nothing prevented it.
-    `schema_problem`: why the schema that `schema_generation` wants cannot succeed the shard's; empty if it does, or is not wanted.
+    """The shard belongs to the owner and has this state. The report names the owner's hold and some of the readers at since; all
+    others, and the writers, are only counted. `hold_problem` is why since did not move; empty if nothing prevented it.
+    `schema_problem` is why the schema that `schema_generation` wants cannot succeed the shard's; empty if it did, or none is wanted.
     """
 
     inspection: Inspection
@@ -87,7 +87,7 @@ class NoSuchShard:
 
 @dataclass(frozen=True, slots=True)
 class NotTended:
-    """The wish failed. `kind`: one of `base.errors.ErrorKind`, or the cause that stopped the answer itself."""
+    """The wish failed. `kind` is one of `base.errors.ErrorKind`, or the reason why there is no other answer."""
 
     kind: str
     message: str

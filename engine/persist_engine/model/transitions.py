@@ -98,7 +98,7 @@ def _register_leased_reader(state: ShardState, cmd: c.RegisterLeasedReader, now_
 
 
 def _heartbeat_leased_reader(state: ShardState, cmd: c.HeartbeatLeasedReader, now_ms: int) -> Applied | Refused:
-    """Commits in both cases, so that the answer is linearized. A tombstone has no readers and takes no commit."""
+    """Commits whether or not the reader exists, so that the answer is linearized. A tombstone has no readers and takes no commit."""
     reader = state.leased_readers.get(cmd.reader_id)
     if reader is None:
         answer = c.HeartbeatSeen(existed=False)
@@ -109,10 +109,10 @@ def _heartbeat_leased_reader(state: ShardState, cmd: c.HeartbeatLeasedReader, no
 
 
 def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> Applied | Refused:
-    """A reader that is gone, for example because its machine slept, no longer holds anything: the answer is an empty since, not
-    an error. The shard's since follows the readers, except after a heartbeat that does not move its reader's since. Otherwise
-    the heartbeat would move since past what the expiry of another reader left alone (spec 9.9, bug 22), although no caller
-    requested a move.
+    """If the reader is gone, for example because its machine slept, it no longer holds anything. The answer is then an empty
+    since, not an error. The shard's since follows the readers, except after a heartbeat that does not move its reader's since.
+    Otherwise the heartbeat would move since after the expiry of another reader, which left since alone (spec 9.9, bug 22),
+    although no caller requested a move.
     """
     before = state.leased_readers.get(cmd.reader_id)
     if before is None:
@@ -132,7 +132,7 @@ def _downgrade_since(state: ShardState, cmd: c.DowngradeSince, now_ms: int) -> A
 
 
 def _expired(state: ShardState, after: ShardState, *, existed: bool) -> Applied | Refused:
-    """Commits in both cases. Since does not move (spec 9.9)."""
+    """Commits whether or not the holder existed. Since does not move (spec 9.9)."""
     answer = c.Expired(existed)
     return Refused(answer) if is_tombstone(state) else Applied(after, answer)
 
@@ -206,7 +206,7 @@ def _remove_rollups(state: ShardState, cmd: c.RemoveRollups) -> Applied | Refuse
 
 def _ends_before_a_tombstone(state: ShardState, cmd: c.RemoveRollups) -> bool:
     """Whether a tombstone accepts a commit that removes these rollups. Rollups from before the tombstone hold data and must go.
-    Of its own rollups it keeps two: each removal makes another rollup due, so removing the last but one would never end.
+    It keeps two rollups of its own: each removal makes another rollup due, so removing the last but one would never end.
     """
     latest, _ = latest_rollup(state)
     named = [seqno for seqno, rollup in cmd.rollups if seqno < latest and state.rollups.get(seqno) == rollup]
@@ -218,7 +218,7 @@ def _apply_merge_res(state: ShardState, cmd: c.ApplyMergeRes) -> Applied | Refus
     if is_tombstone(state):
         return Refused(c.MergeApplied(MergeOutcome.NOT_APPLIED_NO_MATCH))
     if cmd.res.output.staged_before(state.staging_floor_ms) is not None:
-        # The compaction took so long that an orphan scan may delete its parts. The request is offered again when its claim lapses.
+        # The compaction took so long that an orphan scan may have deleted its parts. The request is offered again when its claim lapses.
         return Applied(state, c.MergeApplied(MergeOutcome.NOT_APPLIED_NO_MATCH))
     trace, outcome = state.trace.apply_merge_res(cmd.res)
     return Applied(replace(state, trace=trace), c.MergeApplied(outcome))
@@ -272,7 +272,7 @@ def _claim_compactions(state: ShardState, cmd: c.ClaimCompactions, now_ms: int) 
 
 
 def _fitting(requests: tuple[MergeReq, ...], max_bytes: int | None) -> tuple[MergeReq, ...]:
-    """The requests, in their order, without those that do not fit beside the ones before. Only a bound looks into the inputs."""
+    """The requests in order, without each one that would bring the total over `max_bytes`. Inspects the inputs only if there is a limit."""
     if max_bytes is None:
         return requests
     left, out = max_bytes, []
@@ -308,7 +308,7 @@ def _set_retention(state: ShardState, cmd: c.SetRetention) -> Applied | Refused:
 
 
 def _become_tombstone(state: ShardState) -> Applied | Refused:
-    """One bounded step: remove all writers and readers and empty one batch; in the last step, replace all batches by one empty batch."""
+    """Take one bounded step: remove all writers and readers and empty one batch. The last step replaces all batches by one empty batch."""
     since, upper = state.trace.since, state.trace.upper
     if not (since.is_empty() and upper.is_empty()):
         text = f"shard {state.shard_id} has since {since} and upper {upper}; both must be empty to finalize it"
@@ -316,7 +316,7 @@ def _become_tombstone(state: ShardState) -> Applied | Refused:
         raise FinalizationError(text, since=since, upper=upper)
     was_tombstone = is_tombstone(state)
     out = replace(state, writers=SharedMap(), leased_readers=SharedMap(), critical_readers=SharedMap())
-    # The last collection request of this shard. Rollups older than it hold data; see _remove_rollups.
+    # This is the last collection request of the shard. Rollups older than it hold data; see _remove_rollups.
     out = replace(out, last_gc_req=state.seqno, retain_ms=None)
     with_data = next((batch.desc for batch in state.trace.batches() if not batch.is_empty()), None)
     if with_data is not None:

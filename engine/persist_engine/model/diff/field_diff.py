@@ -42,7 +42,7 @@ FieldDiff = Insert[K, V] | Update[K, V] | Delete[K, V]
 
 
 def field_diff(key: K, old: V | None, to: V | None) -> tuple[FieldDiff[K, V], ...]:
-    """Return the diff from `old` to `to`, where None means absent: no entry or one."""
+    """Return the diff from `old` to `to`: one change, or none if they are equal. None means absent."""
     if old is None:
         return () if to is None else (Insert(key, to),)
     if to is None:
@@ -59,14 +59,14 @@ def dict_diffs(before: dict[K, V], after: dict[K, V], *, order: Any = None) -> t
 
 
 def map_diffs(before: SharedMap[K, V], after: SharedMap[K, V]) -> tuple[FieldDiff[K, V], ...]:
-    """Return the diff from one map to the other, sorted by key. Costs what was edited."""
+    """Return the diff from one map to the other, sorted by key. The cost is proportional to the number of edits."""
     if after is before:  # true of most maps in a commit
         return ()
     return tuple(diff for key, old, to in after.changes_since(before) for diff in field_diff(key, old, to))
 
 
 def applied_to_dict(name: str, values: dict[K, V], diffs: Iterable[FieldDiff[K, V]]) -> None:
-    """Apply the diffs in place. Strict: InvariantViolated if an old value differs from the current one."""
+    """Apply the diffs in place. Strict: raises InvariantViolated if an old value differs from the current one."""
     # Format messages only on failure, here and below: keys may be whole batches.
     for diff in diffs:
         match diff:

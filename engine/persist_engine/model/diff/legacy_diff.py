@@ -23,7 +23,7 @@ _Diffs = list[FieldDiff[HollowBatch, None]]
 
 
 def apply_unstructured(trace: Trace, diff: TraceDiff, count: _Count) -> Trace:
-    """Return the trace after `diff`; InvariantViolated if no path matches. A diff that carries structure makes the trace structured."""
+    """Return the trace after `diff`. Raises InvariantViolated if no path matches. A diff with structure makes the trace structured."""
     since = updated_value("since", trace.since, diff.since)
     trace = _apply_batches(trace.downgrade_since(since), list(diff.legacy_batches), count)
     if diff.has_structure():
@@ -42,7 +42,7 @@ def _apply_batches(trace: Trace, diffs: _Diffs, count: _Count) -> Trace:
         if not diffs:
             count("fast_append")
             return trace.push_without_requests(appended.key)
-        # NB: a commit that appended may also have merged empty batches. The append goes first, as in the original commit.
+        # A commit that appended may also have merged empty batches. The append goes first, as in the original commit.
         trace = trace.push_without_requests(appended.key)
     extended = _extended_empty(diffs)
     if extended is not None and extended.lower == trace.upper:
@@ -82,7 +82,7 @@ def _apply_compaction(trace: Trace, output: HollowBatch, count: _Count) -> Trace
 def lenient_replacement(batches: list[HollowBatch], output: HollowBatch) -> list[HollowBatch]:
     """Return `batches` with everything that overlaps `output` replaced by it. Empty batches that extend beyond it are cut.
 
-    InvariantViolated if a batch with data extends beyond it, nothing overlaps, or the result does not tile [minimum, upper).
+    Raises InvariantViolated if a batch with data extends beyond it, nothing overlaps, or the result does not tile [minimum, upper).
     """
     lower, upper = output.desc.lower, output.desc.upper
     overlapping = [batch for batch in batches if not (batch.desc.upper <= lower or upper <= batch.desc.lower)]

@@ -101,8 +101,8 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """A blob that state names, by its partial key. A "run" is a listing; the reference covers only the listing itself. The
-    blobs it lists are known after reading it (parts.listings).
+    """A blob that state names, by its partial key. A "run" is a listing; the reference covers only the listing itself. A
+    process must read the listing to know the blobs that it lists (parts.listings).
     """
 
     kind: Literal["part", "run", "rollup"]
@@ -110,9 +110,10 @@ class BlobRef:
 
 
 def between(before: ShardState, after: ShardState) -> StateDiff:
-    """Return the diff from `before` to `after`. Costs what changed if `after` was made from the sealed state `before`.
+    """Return the diff from `before` to `after`. If `after` was made from the sealed state `before`, the cost is proportional to the
+    changes.
 
-    InvariantViolated if they are not two versions of one shard in order.
+    Raises InvariantViolated if they are not two versions of one shard in order.
     """
     if before.shard_id != after.shard_id:
         raise InvariantViolated(f"states of two shards: {before.shard_id} and {after.shard_id}")
@@ -157,11 +158,11 @@ def _ignore(_path: str) -> None:
 def apply(state: ShardState, diff: StateDiff, *, count: Callable[[str], None] = _ignore) -> ShardState:
     """Return the state after `diff`, sealed. Idempotent: the diff that produced the state changes nothing.
 
-    ForkedLog if the diff belongs to another history: its predecessor is not the state's entry, or it is another entry at the
-    state's seqno. Strict: InvariantViolated if the diff starts at another seqno or an old value differs from the current one.
-    Only the host name is applied without that check, because wrong ones were written once (spec 20, bug 24). `count` receives
-    the path taken: "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast_append", "fast_empty",
-    "fast_compaction", "lenient", "slow", "reconstruction".
+    Raises ForkedLog if the diff belongs to another history: its predecessor is not the state's entry, or it is another entry at
+    the state's seqno. Strict: raises InvariantViolated if the diff starts at another seqno or an old value differs from the
+    current one. Only the host name is applied without that check, because code once wrote wrong ones (spec 20, bug 24). `count`
+    receives the path taken: "hostname_mismatch", and for the trace one of "structured", "structured_full", "fast_append",
+    "fast_empty", "fast_compaction", "lenient", "slow", "reconstruction".
     """
     if state.seqno == diff.seqno_to:
         if diff.tag:
@@ -187,7 +188,7 @@ def check_birth(state: ShardState, birth: bytes) -> None:
 
 
 def check_same_entry(state: ShardState, tag: bytes) -> None:
-    """Raise ForkedLog unless `tag` belongs to the entry that made `state`. Used for the entry found in the log at its seqno."""
+    """Raise ForkedLog unless `tag`, of the entry found in the log at the seqno of `state`, belongs to the entry that made `state`."""
     if tag != state.tag:
         raise forked_log(state, f"the log has another entry at {state.seqno}", known=state.tag.hex(), found=tag.hex())
 
@@ -200,7 +201,7 @@ def check_follows(state: ShardState, diff: StateDiff) -> None:
 
 
 def forked_log(state: ShardState, what: str, **detail: Any) -> ForkedLog:
-    """Return the error for a log that `state` does not come from."""
+    """Return the error for a log to which `state` does not belong."""
     return ForkedLog(
         f"the log of shard {state.shard_id} is not the log that {state.seqno} belongs to: {what}; consensus lost or "
         "replaced acknowledged versions. Nothing was changed. If a copy of the lost versions exists, restore it; then restart "
@@ -277,13 +278,13 @@ def deleted_blobs(diff: StateDiff) -> Iterator[BlobRef]:
 
 
 def named_batches(diff: StateDiff) -> Iterator[HollowBatch]:
-    """Yield every hollow batch that this diff adds or removes. Its bytes contain all of them, with their inline parts."""
+    """Yield every hollow batch that this diff adds or removes. The encoded diff contains all of them, with their inline parts."""
     for versions in _versions_of_batches(diff):
         yield from (batch for batch in versions if batch is not None)
 
 
 def removes_content(diff: StateDiff) -> bool:
-    """Whether this diff removes a batch with parts: older versions, and this diff itself, still hold its content."""
+    """Whether this diff removes a batch with parts. Older versions, and the diff itself, still hold the content of that batch."""
     return any(gone is not None and bool(gone.parts) for gone, _ in _versions_of_batches(diff))
 
 
@@ -309,7 +310,7 @@ def _versions_of_rollups(diff: StateDiff) -> Iterator[tuple[HollowRollup | None,
 
 def _versions_of_batches(diff: StateDiff) -> Iterator[tuple[HollowBatch | None, HollowBatch | None]]:
     for change in diff.legacy_batches:
-        if not isinstance(change, Update):  # from unit to unit: no batch came or went (spec 7.7)
+        if not isinstance(change, Update):  # an update is from unit to unit: it adds and removes no batch (spec 7.7)
             yield (change.key, None) if isinstance(change, Delete) else (None, change.key)
     for hollow in diff.hollow_batches:
         yield _old(hollow), _to(hollow)

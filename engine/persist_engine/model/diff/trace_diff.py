@@ -1,8 +1,8 @@
 """The difference between two traces, and its application (spec 8.5).
 
 Owns the structured path. `changes` inspects only spine batches that the two traces do not share. `apply_structured` rebuilds
-only those, and reuses spine batches that merely moved as a whole. Both cost what changed (amortised over merges). `legacy_diff`
-owns the path without structure.
+only those, and reuses spine batches that merely moved as a whole. The cost of both is proportional to the changes (amortised
+over merges). `legacy_diff` owns the path without structure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from persist_engine.model.spine.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class TraceDiff:
-    """The five collections of a flat trace, as diffs. Fields as in `StateDiff`."""
+    """The five collections of a flat trace, as diffs. The fields are those of `StateDiff`."""
 
     since: tuple[FieldDiff[None, Antichain], ...] = ()
     legacy_batches: tuple[FieldDiff[HollowBatch, None], ...] = ()
@@ -76,7 +76,7 @@ def changes(before: Trace, after: Trace) -> TraceDiff:
 
 def legacy_diffs(old: list[HollowBatch], new: list[HollowBatch]) -> tuple[FieldDiff[HollowBatch, None], ...]:
     """Return the deletes and inserts that turn one set of batches into the other, sorted by batch, deletes first."""
-    if not old and len(new) <= 1:  # the usual append: nothing to compare or sort
+    if not old and len(new) <= 1:  # the usual append, which has nothing to compare or sort
         return tuple(Insert(batch, None) for batch in new)
     deletes: list[FieldDiff[HollowBatch, None]] = [Delete(batch, None) for batch in set(old) - set(new)]
     inserts: list[FieldDiff[HollowBatch, None]] = [Insert(batch, None) for batch in set(new) - set(old)]
@@ -126,10 +126,10 @@ def _split(parts: list[IdBatch]) -> tuple[list[HollowBatch], dict[SpineId, Hollo
 
 
 def apply_structured(trace: Trace, diff: TraceDiff, count: Callable[[str], None]) -> Trace:
-    """Return the trace after `diff`, strictly; InvariantViolated if the diff does not match.
+    """Return the trace after `diff`. Strict: raises InvariantViolated if the diff does not match.
 
-    Counts "structured" if it was enough to rebuild what the diff names. If that fails, because the writer grouped empty batches
-    differently, the whole trace is flattened, changed and rebuilt: "structured_full".
+    First rebuilds only what the diff names, and counts "structured". If that fails, because the writer grouped empty batches
+    differently, flattens, changes and rebuilds the whole trace, and counts "structured_full".
     """
     try:
         spine = _apply_incremental(trace.spine, diff)
@@ -143,7 +143,7 @@ def apply_structured(trace: Trace, diff: TraceDiff, count: Callable[[str], None]
 
 
 def apply_flat(flat: FlatTrace, diff: TraceDiff) -> FlatTrace:
-    """Return the flat collections after `diff`, strictly. O(live batches)."""
+    """Return the flat collections after `diff`. Strict. O(live batches)."""
     legacy: dict[HollowBatch, None] = dict.fromkeys(flat.legacy_batches)
     applied_to_dict("legacy_batches", legacy, diff.legacy_batches)
     hollow, thins, merges = dict(flat.hollow_batches), dict(flat.spine_batches), dict(flat.merges)
@@ -235,7 +235,7 @@ def _gathered(loose: list[IdBatch], stored: ThinSpineBatch) -> list[SpineBatch]:
 
 
 def _joined(spine_id: SpineId, stored: ThinSpineBatch, pieces: list[SpineBatch]) -> SpineBatch:
-    """Join several tiled spine batches into one; InvariantViolated unless they tile it."""
+    """Join several spine batches into one. Raises InvariantViolated unless they tile it."""
     sizes = Sizes()
     next_id, upper = spine_id.lo, stored.desc.lower
     for piece in pieces:
@@ -250,7 +250,7 @@ def _joined(spine_id: SpineId, stored: ThinSpineBatch, pieces: list[SpineBatch])
 
 
 def _named(batches: dict[SpineId, SpineBatch], diff: TraceDiff) -> set[SpineId]:
-    """Return the spine batches that the diff changes or deletes; InvariantViolated if one does not exist."""
+    """Return the spine batches that the diff changes or deletes. Raises InvariantViolated if one does not exist."""
     named = {change.key for change in diff.spine_batches if not isinstance(change, Insert)}
     check(named <= batches.keys(), f"spine_batches: no spine batch {sorted(named - batches.keys())[:1]}")
     return named

@@ -1,1 +1,1 @@
-"""The batches of a shard: the spine, its merges, its flat form."""
+"""The batches of a shard: the spine, its merges, and its flat form."""

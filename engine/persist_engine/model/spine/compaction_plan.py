@@ -28,12 +28,12 @@ WRITING_PARTS = 2
 MORE_WRITING_PARTS = 3
 #: This share of the bound is for merging and for blobs fetched ahead.
 MERGING_SHARE = 8
-#: Memory of the process besides its data: 134 MiB before any work, plus what the first table loads. At most half of the bound
-#: is reserved for it, so that a small bound leaves something for runs. Measured, 10M rows in 64 runs (bench compaction): a peak
-#: of 475 MiB for a bound of 512 MiB, 618 MiB for 1 GiB; but 6M rows took 314 MiB for 256 MiB, which is too small for the
-#: process and its libraries.
+#: The memory of the process besides its data: 134 MiB before any work, plus what the first table loads. At most half of the bound
+#: is reserved for it, so that a small bound leaves memory for runs. Measured with 10M rows in 64 runs (bench compaction): the peak
+#: was 475 MiB for a bound of 512 MiB, and 618 MiB for 1 GiB. But 6M rows took 314 MiB for a bound of 256 MiB, which is too small
+#: for the process and its libraries.
 PROCESS_BYTES = 152 << 20
-#: A run is decoded in tables: a few of half a MiB plus their pages, or a whole small part. Measured as resident memory.
+#: The memory for the decoded tables of a run: a few of half a MiB plus their pages, or a whole small part. Measured as resident memory.
 DECODED_BYTES_MAX = 6 << 20
 #: Decoded rows, including the memory to decode them, are about this many times as large as encoded rows.
 DECODED_FACTOR = 4
@@ -95,7 +95,7 @@ class InputRun:
 
     @property
     def last_time(self) -> int:
-        """A time that no row is after; the greatest one if neither statistics nor the description say."""
+        """A time at or past that of every row. It is the greatest time if neither statistics nor the description bound it."""
         ends = [
             part.stats.time_max if isinstance(part, HollowPart) and part.stats and part.ts_rewrite is None else None
             for part in self.parts
@@ -108,8 +108,8 @@ class InputRun:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory to merge it. A sorted run needs its largest part and the tables decoded from it. An unsorted run needs all
-        parts at once, decoded.
+        """The memory to merge the run. A sorted run needs its largest part and the tables decoded from it. An unsorted run needs
+        all decoded parts at once.
         """
         sizes = [part.hollow_bytes + part.inline_bytes for part in self.parts]
         if not self.is_sorted:
@@ -120,12 +120,11 @@ class InputRun:
 
 @dataclass(frozen=True, slots=True)
 class CompactionChunk:
-    """Runs to merge together, into one run of a batch under `desc`, or one and balanced ones.
+    """Runs to merge together into one run of a batch under `desc`, or into one run and balanced runs.
 
-    `input`: the id range that the output replaces: all of it or, with `run_ids`, these runs of it. `is_last`: the output is all that
-    the request leaves. `outstanding_parts`: the
-    number of parts that the remaining memory allows to write at once. `over_budget`: two runs that do not fit are merged
-    anyway, since a chunk of one run merges nothing.
+    `input` is the id range that the output replaces: all of it or, with `run_ids`, only these runs of it. `is_last` means that the
+    output is all that the request leaves. `outstanding_parts` is the number of parts that the remaining memory allows to write at
+    once. `over_budget` means that two runs do not fit but are merged anyway, since a chunk of one run merges nothing.
     """
 
     input: SpineId
@@ -137,8 +136,8 @@ class CompactionChunk:
     over_budget: bool
 
     def replaced(self, request: MergeReq) -> tuple[HollowBatch, ...]:
-        """Return what the chunk replaces in `request`: whole inputs, or one input with only some runs. The result may name
-        parts through hollow runs even if the planned request had them expanded.
+        """Return what the chunk replaces in `request`: whole inputs, or one input with only some of its runs. `request` may name
+        parts through hollow runs, although the planned request had them expanded.
         """
         covered = tuple(batch for spine_id, batch in request.inputs if self.input.covers(spine_id))
         if self.run_ids is None:
@@ -158,9 +157,9 @@ def compaction_chunks(request: MergeReq, settings: Settings) -> tuple[Compaction
     """Split the compaction of `request` into chunks of runs that fit `compaction.memory_bytes_max` (spec 13.4), in order of work.
 
     If everything fits, there is one chunk. Otherwise each chunk covers consecutive whole inputs, or some runs of one input that
-    does not fit by itself. An input that would be alone in a chunk is left until its neighbours are smaller. A chunk never has
-    one run while another follows: two runs that do not fit go together. Inputs without parts cost nothing. The result is empty
-    if nothing is gained: a single run is rewritten only if code older than `compaction.claim_min_version` wrote it.
+    alone does not fit. An input that would be alone in a chunk is left until its neighbours are smaller. A chunk never has only
+    one run if another run follows: two runs that do not fit go together. Inputs without parts cost nothing. The result is empty
+    if a compaction gains nothing: a single run is rewritten only if code older than `compaction.claim_min_version` wrote it.
     """
     min_version = settings.compaction.claim_min_version
     min_writer = "" if min_version is None else writer_key(min_version)
@@ -185,7 +184,7 @@ class _Plan:
         for item in self._request.inputs:
             found = _runs_of(item[1])
             cost = sum(run.memory_bytes for run in found)
-            # A balanced run comes with the run that it was sifted from: without it, such inputs would be left for ever.
+            # A balanced run goes with the run from which it was sifted. Otherwise such inputs would be left for ever.
             count = max(item[1].mergeable_runs, 1) if found else 0
             # Two runs go together even if they do not fit.
             fits = used + cost <= self._budget or merged + count <= 2

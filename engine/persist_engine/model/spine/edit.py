@@ -48,7 +48,7 @@ class SpineEdit:
                 and len(self._levels[lowest].batches) == 1
                 and self._levels[lowest].batches[0].is_empty()
             ):
-                # Without this, idle shards would accumulate empty batches (spec 20, bug 11).
+                # Without this merge, idle shards would accumulate empty batches (spec 20, bug 11).
                 self._insert_at(lowest, new)
                 self._insert_at(lowest, self._complete(lowest))
                 return
@@ -84,8 +84,8 @@ class SpineEdit:
         self._tidy()
 
     def _apply_fuel(self, fuel: int) -> None:
-        """Give each merge `fuel` of its own, lowest level first. The walk goes upward, so a merge started by this pass at an
-        existing level gets its share too (spec 11.3 a).
+        """Give each merge the full `fuel`, lowest level first. The walk goes upward, so a merge that this pass starts at an
+        existing level gets fuel, too (spec 11.3 a).
         """
         for index in range(len(self._levels)):
             level = self._levels[index]
@@ -109,7 +109,7 @@ class SpineEdit:
         if carried is not None:
             self._insert_at(index, carried)
         if self._levels[index].merge is not None:
-            # The only place that forces a merge at the target level: the following insertion must not find it full.
+            # Only here is a merge at the target level forced: the following insertion must not find the level full.
             self._insert_at(index + 1, self._complete(index))
 
     def _grow(self, index: int) -> None:

@@ -18,7 +18,7 @@ from persist_engine.model.spine.spine import LEVELS_MAX, Fueling, Level, Sizes, 
 
 
 def is_zero_width(batch: HollowBatch) -> bool:
-    """Whether `exert` made the batch. Such batches are not unique by description, so they are stored by id."""
+    """Whether the batch spans no time, so that `exert` made it. Such batches are not unique by description, so they are stored by id."""
     return batch.desc.lower == batch.desc.upper
 
 
@@ -77,7 +77,7 @@ def flatten(spine: Spine, *, structured: bool) -> FlatTrace:
 
 
 def unflatten(flat: FlatTrace) -> tuple[Spine, bool]:
-    """Return the spine and whether its structure was stored. InvariantViolated if the collections are inconsistent."""
+    """Return the spine and whether its structure was stored. Raises InvariantViolated if the collections are inconsistent."""
     structured = bool(flat.spine_batches) or not flat.legacy_batches
     legacy = deque(sorted(flat.legacy_batches, key=_by_lower))
     hollow = dict(flat.hollow_batches)
@@ -117,7 +117,7 @@ def assemble(since: Antichain, batches: list[SpineBatch], merges: Mapping[SpineI
     rest = dict(merges)
     held: list[tuple[SpineBatch, ...]] = [() for _ in range(top + 1)]
     for batch in batches:
-        # Runs for every applied diff, so messages are formatted only on failure.
+        # This runs for every applied diff, so messages are formatted only on failure.
         if not 0 <= batch.level < len(held):
             raise InvariantViolated(f"spine batch {batch.id} lies above the oldest, at level {batch.level}")
         claim = rest.pop(batch.id, None)

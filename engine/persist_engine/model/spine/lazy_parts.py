@@ -1,9 +1,9 @@
 """Hollow batches of a spine batch that are stored but not yet decoded.
 
-Opening a shard with ten thousand live batches does not create ten thousand objects: most users of a state look at a few levels
-only, and diffs that merge spine batches move their hollow batches undecoded. Both classes behave like the tuple they represent.
-Accessing an item decodes all of them. Decoding is a pure function of bytes that were verified before; it may still raise, and
-the error then names what does not decode.
+With them, opening a shard with ten thousand live batches does not create ten thousand objects: most users of a state look at a
+few levels only, and diffs that merge spine batches move their hollow batches undecoded. Both classes behave like the tuple that
+they represent. Access to an item decodes all of them. Decoding is a pure function of bytes that were verified before. It may
+still raise an error, which names what does not decode.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EncodedParts:
 
 
 class DeferredParts(ABC):
-    """Items decoded on first access. Thread-safe: two threads may both decode, and get equal items."""
+    """Items that are decoded on first access. Thread-safe: if two threads both decode them, they get equal items."""
 
     __slots__ = ("_count", "_loaded")
 
@@ -114,7 +114,7 @@ class LazyParts(DeferredParts):
 
 
 class JoinedParts(DeferredParts):
-    """The items of several sequences, concatenated. `pieces` are stored ones and, between them, tuples."""
+    """The items of several sequences, concatenated. `pieces` holds stored sequences and, between them, tuples."""
 
     __slots__ = ("pieces",)
     pieces: tuple[Parts, ...]

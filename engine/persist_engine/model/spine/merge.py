@@ -1,8 +1,8 @@
 """Swaps the result of a physical compaction into the spine (spec 12).
 
 Owns the matching (exact, subset, by id range, by single runs) and its guards. It never changes a level or the remaining work of
-a merge in progress (spec 12.6). A false "not applied" makes the compactor delete linked blobs; a false "applied" only leaks blobs.
-Every doubtful case is therefore refused before anything changes.
+a merge in progress (spec 12.6). A false "not applied" would make the compactor delete linked blobs; a false "applied" would only
+leak blobs. Every doubtful case is therefore refused before anything changes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from persist_engine.model.spine.spine import IdBatch, MergeOutcome, MergeRes, Si
 def apply_merge_res(spine: Spine, res: MergeRes, *, checked: bool) -> tuple[Spine, MergeOutcome]:
     """Replace parts (all, or a range) of the newest matching spine batch by the output. Returns the same spine if refused.
 
-    Refused: no batch with this range (for single runs: no batch with all of them) still holds the inputs, if those are known;
-    the output's since is beyond the batch's; the output has more rows than it replaces. `checked`: raises InvariantViolated if
-    sums of diffs prove that the output lost or invented updates.
+    The result is refused in three cases. No batch with this range (for single runs: no batch with all of them) still holds the
+    inputs, if those are known. The output's since is beyond the batch's. The output has more rows than it replaces. With
+    `checked`, raises InvariantViolated if sums of diffs prove that the output lost or invented updates.
     """
     if res.runs is not None:
         return _apply_to_runs(spine, res, frozenset(res.runs), checked=checked)
@@ -74,7 +74,7 @@ def _apply_to_runs(
         if checked:
             _check_diff_sums(((batch.id, replaced),), res.output)
         joined = _of_runs(whole, [*kept, *res.output.runs()])
-        # `rows` of a truncated batch may be less than its parts hold: it bounds the visible rows.
+        # `rows` of a truncated batch may be less than its parts hold, because it bounds the visible rows.
         joined = replace(joined, rows=min(joined.rows, whole.rows))
         old = (batch.parts[index],)
         parts = (*batch.parts[:index], (old[0][0], joined), *batch.parts[index + 1 :])
@@ -135,8 +135,8 @@ def _find(batch: SpineBatch, desc: Description, by_id: SpineId | None) -> range 
 
 def _same_parts(replaced: Sequence[HollowBatch], inputs: Sequence[HollowBatch]) -> bool:
     """Whether the current parts are the compacted ones. SUBTLE: replaced inputs never return, and neither does an output.
-    Suppose a first attempt was applied, its result replaced by another's, and its blobs collected: a repeated attempt must not
-    link those blobs again.
+    Suppose that a first attempt was applied, another result replaced its output, and its blobs were collected. Then a repeated
+    attempt must not link those blobs again.
     """
     return [part for batch in replaced for part in batch.parts] == [part for batch in inputs for part in batch.parts]
 

@@ -1,13 +1,12 @@
-"""Since when a shard may hold updates that were retracted and are still physically present: the age of a promise to delete.
+"""Determines since when a shard may hold updates that were retracted and are still physically present.
 
 An update is owed a deletion from the moment at which its retraction was written, or takes effect, whichever is later. Every run records
-the earliest such moment among the retractions in it that still wait (`RunMeta.waits_from_ms`): a builder when it stages them, a
-compaction when it writes its output (spec 13.12). This module owns the rule for outputs and the questions about a trace. All answers are
-bounds: never later than the truth. Must not know: older versions, which may name blobs that the newest one does not
-(work.audit.uncollected).
+the earliest of these moments among its waiting retractions (`RunMeta.waits_from_ms`): a builder when it stages them, a compaction when it
+writes its output (spec 13.12). This module owns the rule for outputs and the questions about a trace. All answers are bounds: never later
+than the truth. Must not know: older versions, which may name blobs that the newest one does not (work.audit.uncollected).
 
-SUBTLE: an update can be cancelled by an *older* net negative row, one that retracts what was never there. Such an update counts only when
-the run that holds both is written.
+SUBTLE: an *older* net negative row, which retracts something that was never there, can cancel a later update. Such an update counts only
+when a run that holds both is written.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from persist_engine.model.spine.trace import Trace
 
 
 def waits_from_ms(trace: Trace) -> int | None:
-    """Return since when the oldest retraction in `trace` waits; None if none does. O(levels) after the first call on a batch."""
+    """Return the time since which the oldest retraction in `trace` waits; None if none does. O(levels) after the first call on a batch."""
     return _known(min((batch.waits_from_ms for batch in trace.spine_batches()), default=NOTHING_WAITS))
 
 
 def waits_after_merge_ms(trace: Trace, *, now_ms: int) -> int | None:
-    """Return what `waits_from_ms` would be if all batches became one now, at the trace's since. None: nothing would wait."""
+    """Return what `waits_from_ms` would be if all batches were merged into one now, at the trace's since. None: nothing would wait."""
     waits = waits_from_ms(trace)
     if waits is None or is_merged(trace):
         return waits
@@ -43,10 +42,10 @@ def is_merged(trace: Trace) -> bool:
 def waits_of_output(
     replaced: Sequence[HollowBatch], desc: Description, parts: Sequence[RunPart], *, all_runs: bool, now_ms: int
 ) -> int:
-    """Return `RunMeta.waits_from_ms` of a compaction's output under `desc`. `all_runs`: it replaces everything under `desc`.
+    """Return `RunMeta.waits_from_ms` of a compaction's output under `desc`. `all_runs` means that it replaces everything under `desc`.
 
-    A merge of everything from the minimum on leaves no retraction at or before its since. Any other merge may leave each of them, because
-    what it retracts may be in an older batch.
+    A merge of everything from the minimum on leaves no retraction at or before its since. Any other merge may leave retractions, because
+    an older batch may hold what they retract.
     """
     least = [_least_diff(part) for part in parts]
     if all(diff is not None and diff > 0 for diff in least):
@@ -56,7 +55,7 @@ def waits_of_output(
         return oldest_ms
     if not _ends_before(desc.upper, desc.since):
         return _after_whole_merge(replaced, desc, now_ms=now_ms)
-    # Nothing waits for since. A row with a negative count that is left retracts what was never there.
+    # No retraction waits for since. If a row with a negative diff is left, it retracts something that was never there.
     return oldest_ms if any(diff is not None and diff < 0 for diff in least) else NOTHING_WAITS
 
 
@@ -65,7 +64,7 @@ def _after_whole_merge(replaced: Sequence[HollowBatch], desc: Description, *, no
     oldest_ms = min(left, default=NOTHING_WAITS)
     since = desc.since.time
     if oldest_ms != NOTHING_WAITS and since is not None and is_instant(since) and since <= now_ms:
-        # What is left takes effect after since, and times of this shard can be those of a clock.
+        # The retractions that are left take effect after since, and the shard's times may be wall-clock times.
         return max(oldest_ms, since)
     return oldest_ms
 
@@ -78,7 +77,7 @@ def _ends_before(upper: Antichain, since: Antichain) -> bool:
 
 
 def _inputs(trace: Trace) -> Iterable[HollowBatch]:
-    """The hollow batches that may leave something to wait. Batches that end at or before since are not decoded."""
+    """The hollow batches that may have retractions which still wait after a merge. Does not decode batches that end at or before since."""
     for batch in trace.spine_batches():
         if not _ends_before(batch.desc.upper, trace.since):
             yield from (hollow for _, hollow in batch.parts)

@@ -27,7 +27,8 @@ from persist_engine.model.ids import RunId
 from persist_engine.model.spine.flat import SpineId, ThinSpineBatch
 from persist_engine.model.spine.lazy_parts import DeferredParts, EncodedParts, outline_of
 
-#: Far above what any number of rows needs (level_for(2**64) is 64), and low enough that a damaged level costs little.
+#: The limit on levels. It is far above what any number of rows needs (level_for(2**64) is 64), and so low that a damaged level costs
+#: little.
 LEVELS_MAX = 128
 #: Enough fuel for every possible merge; more has no effect.
 FUEL_MAX = 1 << 64
@@ -42,7 +43,7 @@ Parts = tuple[IdBatch, ...] | DeferredParts
 class Sizes:
     """Sums over hollow batches, maintained incrementally so that counting never walks a trace.
 
-    `rows` is an upper bound on updates. `runs` are those that a compaction could make fewer. `blob_bytes` lie in blob, `inline_bytes` in
+    `rows` is an upper bound on updates. `runs` counts the runs that a compaction could merge. `blob_bytes` are in blob, `inline_bytes` in
     state.
     """
 
@@ -64,7 +65,7 @@ class Sizes:
 
     @classmethod
     def _summed(cls, batches: Iterable[HollowBatch]) -> Sizes:
-        # Runs for every spine batch that a diff touches: a plain loop avoids generators and intermediate values.
+        # This runs for every spine batch that a diff touches. A plain loop avoids generators and intermediate values.
         rows = parts = runs = blob_bytes = inline_bytes = 0
         for batch in batches:
             rows += batch.rows
@@ -96,7 +97,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class MergeReq:
-    """Batches that may become one: the spine merged them logically. A worker may merge them physically and answer with a `MergeRes`.
+    """Batches that may become one, because the spine merged them logically. A worker may merge them physically and return a `MergeRes`.
 
     `inputs` are oldest first and tile `desc`. `id` is the spine batch that they form.
     """
@@ -111,15 +112,16 @@ class MergeReq:
         return sum(batch.size_bytes for _, batch in self.inputs)
 
     def covers(self, other: MergeReq) -> bool:
-        """Whether doing this request makes `other` superfluous."""
+        """Whether carrying out this request makes `other` superfluous."""
         return self.id.covers(other.id) and self.desc.since == other.desc.since
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRes:
-    """`output` may replace the batches it was made of. `input` is the id range that was compacted; None matches by description.
-    `inputs`, if the compactor knows them, are the batches it read: only these may be replaced. With `runs`, the output replaces
-    these runs of the one hollow batch `input` (spec 12.4), and `inputs` is one batch of just these runs.
+    """The result of a merge: `output` may replace the batches from which it was made. `input` is the id range that was compacted;
+    None matches by description. `inputs`, if the compactor knows them, are the batches that it read: only these may be replaced.
+    With `runs`, the output replaces these runs of the one hollow batch `input` (spec 12.4), and `inputs` is one batch of just
+    these runs.
     """
 
     output: HollowBatch
@@ -170,7 +172,7 @@ class SpineBatch:
 
     @property
     def rows(self) -> int:
-        """Upper bound on the number of updates. The spine balances by it."""
+        """An upper bound on the number of updates, by which the spine balances its levels."""
         return self.sizes.rows
 
     @property
@@ -198,7 +200,7 @@ class SpineBatch:
 
     @property
     def net_updates(self) -> int:
-        """The sum of the diffs of all updates; computed once in O(its parts). A part whose sum is not known counts its updates."""
+        """The sum of the diffs of all updates; computed once in O(its parts). A part without a sum counts with its number of updates."""
         if self._net_updates is None:
             found = sum(batch.net_updates for _, batch in self.parts)
             object.__setattr__(self, "_net_updates", found)
@@ -223,15 +225,17 @@ class SpineBatch:
 
     def _again(self, level: int, start_ms: int | None) -> SpineBatch:
         out = SpineBatch(self.id, self.desc, level, self.parts, self.sizes, start_ms)
-        object.__setattr__(out, "_encoded", self._encoded)  # cached per parts, which are the same
+        object.__setattr__(
+            out, "_encoded", self._encoded
+        )  # the cache depends on the parts only, and these are the same
         object.__setattr__(out, "_oldest_writer", self._oldest_writer)
         object.__setattr__(out, "_waits_from_ms", self._waits_from_ms)
         object.__setattr__(out, "_net_updates", self._net_updates)
         return out
 
     def encoded_parts(self, encode: Callable[[Parts], EncodedParts]) -> EncodedParts:
-        """Return `encode(parts)`, cached while this batch lives, at any level: the next rollup repeats most of the last one.
-        `encode` must always be the same pure function.
+        """Return `encode(parts)`, cached while this batch lives, at any level, because the next rollup repeats most of the last
+        one. `encode` must always be the same pure function.
         """
         if self._encoded is None:
             data = encode(self.parts)
@@ -308,7 +312,7 @@ class Spine:
         next_id, upper, since = 0, MINIMUM, self.since
         check(not self.levels or bool(self.levels[-1].batches), "the spine's top level is vacant")
         check(len(self.levels) <= LEVELS_MAX, "the spine has more levels than are read back")
-        # Runs on every commit, so messages are formatted, and frontiers compared by method, only on failure.
+        # This runs on every commit, so messages are formatted, and frontiers compared by method, only on failure.
         for index in range(len(self.levels) - 1, -1, -1):
             batches, merge = self.levels[index].batches, self.levels[index].merge
             if len(batches) > 2 or (len(batches) == 2) != (merge is not None):

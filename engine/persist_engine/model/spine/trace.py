@@ -1,4 +1,4 @@
-"""The trace: the spine as seen by state, and all operations that higher rooms may do with a shard's batches.
+"""The trace: the spine within state, and all operations that other rooms may do with a shard's batches.
 
 A `Trace` is a value. Each method that changes something returns a new trace that shares the rest. `structured` states whether
 the spine's structure is stored with the state; only shards older than that feature lack it.
@@ -39,7 +39,7 @@ class Trace:
 
     @property
     def since(self) -> Antichain:
-        """Reads are exact only at times at or past it."""
+        """The since: reads are exact only at times at or past it."""
         return self.spine.since
 
     @property
@@ -53,8 +53,8 @@ class Trace:
         return self.spine.next_id
 
     def push(self, batch: HollowBatch) -> tuple[Trace, tuple[MergeReq, ...]]:
-        """Append `batch` and return the new trace with the merges that fell due. InvariantViolated unless the batch begins at
-        `upper`, spans some time, and its since is not beyond the trace's.
+        """Append `batch` and return the new trace with the merges that fell due. Raises InvariantViolated unless the batch begins
+        at `upper`, spans some time, and its since is not beyond the trace's.
         """
         edit = SpineEdit(self.spine)
         edit.push(batch)
@@ -62,11 +62,11 @@ class Trace:
         return Trace(spine, self.structured), requests
 
     def push_without_requests(self, batch: HollowBatch) -> Trace:
-        """Like `push`, for replay: the resulting work belongs to the process that committed the batch."""
+        """Like `push`, for replay: the resulting work was handed to the process that committed the batch."""
         return self.push(batch)[0]
 
     def downgrade_since(self, since: Antichain) -> Trace:
-        """Set since to `since`, which must not move back; the caller ensures that. Batches keep theirs until they are merged."""
+        """Set since to `since`. The caller must ensure that it does not move back. Batches keep their own since until they are merged."""
         return self if since == self.since else replace(self, spine=replace(self.spine, since=since))
 
     def batches(self) -> Iterator[HollowBatch]:
@@ -137,7 +137,7 @@ class Trace:
 
     @classmethod
     def unflatten(cls, flat: FlatTrace) -> Trace:
-        """Inverse of `flatten`. InvariantViolated if the collections are inconsistent."""
+        """Inverse of `flatten`. Raises InvariantViolated if the collections are inconsistent."""
         return cls(*flatten.unflatten(flat))
 
     @property
