@@ -256,7 +256,7 @@ def test_regression_a_table_of_another_program_is_refused_at_once_and_left_as_it
     code, out, err = persist("ls", *disk.args[:-1], "60")
     assert (code, out) == (70, "")
     assert err.startswith("error: StoreRefused: open at sqlite:")
-    assert "it is no log of persist, but has a table of the name consensus: name another file" in err
+    assert "this is not a log of persist, but it has a table named consensus: choose another file" in err
     assert disk.database.read_bytes() == before
 
 

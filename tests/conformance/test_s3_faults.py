@@ -182,7 +182,7 @@ def test_refused_credentials_are_named_and_never_shown(s3, fresh_name, monkeypat
     with pytest.raises(StoreRefused, match="bucket persist: SignatureDoesNotMatch") as caught:
         opened(s3.location(fresh_name))
     assert "a-wrong-secret" not in f"{caught.value!r}{caught.value.__cause__!r}"
-    with pytest.raises(InvalidUsage, match="a URL holds no credentials") as refused:
+    with pytest.raises(InvalidUsage, match="a URL cannot hold S3 credentials") as refused:
         opened("s3://key:a-wrong-secret@bucket/x")
     assert "a-wrong-secret" not in f"{refused.value!r}"
 

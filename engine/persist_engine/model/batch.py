@@ -375,9 +375,7 @@ def rewritten(batch: HollowBatch, frontier: Antichain, new_upper: Antichain) -> 
     bounds or an earlier rewrite, and the batch is as a user wrote it (its since is the minimum).
     """
     desc = batch.desc
-    if (
-        frontier.time is not None and frontier.time > DATA_TIME_MAX
-    ):  # parts cannot hold this time, so reads would show an earlier one
+    if frontier.time is not None and frontier.time > DATA_TIME_MAX:  # reads would show an earlier time than this
         raise InvalidRewrite(f"batch {desc} rewritten to {frontier}: no update is later than {DATA_TIME_MAX}")
     if not frontier < new_upper:
         raise InvalidRewrite(f"batch {desc} rewritten to {frontier}, at or past its new upper {new_upper}")

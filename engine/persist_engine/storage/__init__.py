@@ -1,1 +1,1 @@
-"""Room 2: the two ports, Blob and Consensus, and their adapters. Knows nothing of shards."""
+"""The two ports, Blob and Consensus, and their adapters. Knows nothing of shards."""

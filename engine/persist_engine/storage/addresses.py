@@ -1,7 +1,7 @@
-"""Addresses of servers as typed fields. A URL is how people write one, and how one travels in an argument.
+"""Addresses of servers as typed fields. A URL is the text form of an address, for people and for arguments.
 
 Every field is checked when an address is created and quoted when it is printed. `parse(url)` restores the address exactly, so
-text in one field can never become another field. What a resource specifies reaches a store only through these types.
+text in one field can never become another field. The settings of a resource reach a store only through these types.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ S3_PARAMS = frozenset(
 REDIS_PARAMS = frozenset(
     {"prefix", "password_file", "credentials_dir", "ca_file", "cert_file", "key_file", "unsafe", "ack", "push"}
 )
-#: Files of a `credentials_dir`, named like the keys of the mounted Secret. Each is used if it exists. A CA bundle replaces the CAs of the
-#: system; the certificate and its key identify this client; the names of files in an address come before those of the folder.
+#: The files of a `credentials_dir`, named like the keys of the mounted Secret. Each is used if it exists. A CA bundle replaces the CAs of
+#: the system. The certificate and its key identify this client. If an address names a file itself, that file is used instead.
 S3_CREDENTIALS_FILE, S3_CA_FILE = "aws-credentials", "s3-ca.crt"
 REDIS_USERNAME_FILE, REDIS_PASSWORD_FILE = "redis-username", "redis-password"
 REDIS_CA_FILE, REDIS_CERT_FILE, REDIS_KEY_FILE = "redis-ca.crt", "redis-tls.crt", "redis-tls.key"
@@ -39,7 +39,7 @@ Encryption = Literal["SSE-S3", "SSE-KMS"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Address:
-    """A location in a bucket. InvalidUsage for invalid fields. Holds no credentials."""
+    """A location in a bucket. Raises InvalidUsage for invalid fields. Holds no credentials."""
 
     bucket: str
     prefix: str = ""
@@ -50,9 +50,9 @@ class S3Address:
     probe: bool = True
     credentials_dir: str | None = None
     encryption: Encryption | None = None
-    """How the server is to encrypt each object at rest. None: as the bucket says by itself."""
+    """How the server must encrypt each object at rest. With None, the bucket's own setting applies."""
     kms_key_id: str | None = None
-    """Of SSE-KMS: the key. None: the account's own key for S3."""
+    """The key for SSE-KMS. None means the account's own key for S3."""
 
     def __post_init__(self) -> None:
         _matches("bucket", self.bucket, _BUCKET)
@@ -64,7 +64,7 @@ class S3Address:
         if self.endpoint is not None:
             _check_endpoint(self.endpoint)
             if self.ca_file is not None and self.endpoint.startswith("http:"):
-                raise InvalidUsage("s3: ca_file is for an endpoint with https://")
+                raise InvalidUsage("s3: ca_file needs an endpoint with https://")
         for name, path in (("ca_file", self.ca_file), ("credentials_dir", self.credentials_dir)):
             _check_path(name, path)
         if self.encryption not in (None, *get_args(Encryption)):
@@ -72,7 +72,7 @@ class S3Address:
         if self.kms_key_id is not None:
             _matches("kms_key_id", self.kms_key_id, _KMS_KEY)
             if self.encryption != "SSE-KMS":
-                raise InvalidUsage("s3: kms_key_id is for encryption=SSE-KMS")
+                raise InvalidUsage("s3: kms_key_id needs encryption=SSE-KMS")
 
     @property
     def url(self) -> str:
@@ -91,7 +91,7 @@ class S3Address:
 
     @classmethod
     def parse(cls, url: str) -> S3Address:
-        """Parse `s3://bucket/prefix?...`. InvalidUsage."""
+        """Parse `s3://bucket/prefix?...`. Raises InvalidUsage."""
         return cls.of(parse_url(url, allowed={"s3": S3_PARAMS}))
 
     @classmethod
@@ -99,7 +99,7 @@ class S3Address:
         """Build from a parsed URL. InvalidUsage."""
         if not url.host or url.port is not None or url.user or url.password:
             raise InvalidUsage(
-                f"{url.shown}: expected s3://bucket/prefix?endpoint=...; a URL holds no credentials of S3"
+                f"{url.shown}: expected s3://bucket/prefix?endpoint=...; a URL cannot hold S3 credentials"
             )
         return cls(
             bucket=url.host,
@@ -117,9 +117,9 @@ class S3Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """A database of a Redis primary, and the prefix of this location's keys in it. InvalidUsage for invalid fields.
+    """A database of a Redis primary, and the prefix of this location's keys in it. Raises InvalidUsage for invalid fields.
 
-    No repr shows the password. `url` does: print it only where the password may be known.
+    No repr shows the password. `url` does, so print it only where the password may be known.
     """
 
     host: str
@@ -134,7 +134,7 @@ class RedisAddress:
     credentials_dir: str | None = None
     ca_file: str | None = None
     cert_file: str | None = None
-    """The certificate of this client, with `key_file`, its private key."""
+    """The certificate of this client. `key_file` is its private key."""
     key_file: str | None = None
     unsafe: bool = False
     ack: Literal["redis"] | None = None
@@ -163,7 +163,7 @@ class RedisAddress:
         if sum(one is not None for one in (self.password, self.password_file, self.credentials_dir)) > 1:
             raise InvalidUsage("redis: give the password in the URL, in password_file or in credentials_dir, only once")
         if (self.ca_file or self.cert_file or self.key_file) and not self.tls:
-            raise InvalidUsage("redis: ca_file, cert_file and key_file are for rediss://")
+            raise InvalidUsage("redis: ca_file, cert_file and key_file need rediss://")
         if (self.cert_file is None) != (self.key_file is None):
             raise InvalidUsage("redis: cert_file and key_file belong together; give both or none")
 
@@ -192,7 +192,7 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
-        """Parse `redis[s]://[user[:password]@]host[:port][/database]?...`. InvalidUsage."""
+        """Parse `redis[s]://[user[:password]@]host[:port][/database]?...`. Raises InvalidUsage."""
         return cls.of(parse_url(url, allowed={"redis": REDIS_PARAMS, "rediss": REDIS_PARAMS}))
 
     @classmethod
@@ -225,10 +225,10 @@ class RedisAddress:
 
 
 def with_credentials(url: str, folder: str | None) -> str:
-    """Return `url` of any store, changed to read its credentials only from `folder` (None: unchanged). URLs of stores without
-    credentials are unchanged.
+    """Return the `url` of a store, changed so that its credentials come only from `folder` (None: unchanged). URLs of stores
+    that need no credentials stay unchanged.
 
-    InvalidUsage for a URL that already specifies credentials or their location: one of the two would be ignored.
+    Raises InvalidUsage for a URL that already specifies credentials or their location, because one of the two would be ignored.
     """
     address: S3Address | RedisAddress
     scheme = urlsplit(url).scheme
@@ -268,9 +268,9 @@ def _check_path(name: str, path: str | None) -> None:
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """Allow only an address: no credentials and no query, which the driver would send along or show in errors."""
+    """Allows only an address: the driver would send credentials or a query along, or show them in errors."""
     if "@" in endpoint:
-        # Not shown, because the text before the @ may be a password.
+        # The endpoint is not shown, because the text before the @ may be a password.
         raise InvalidUsage("s3: the endpoint has an @; credentials come from the environment or a credentials_dir")
     shown = f"s3: endpoint {endpoint!r}"
     if _CONTROL.search(endpoint) or re.search(r"[\s?#\\]", endpoint):

@@ -37,13 +37,13 @@ class Blob(Protocol):
         """Return the whole object, or None if it does not exist. Never returns a part of it."""
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
-        """Return `size_bytes` (at least one) bytes of the object from `start` on, fewer where it ends before, or None if it
-        does not exist. The caller must verify them: no store's checksum covers a piece of an object.
+        """Return `size_bytes` (at least one) bytes of the object from `start` on, or fewer if the object ends before. Return
+        None if it does not exist. The caller must verify the bytes: no store's checksum covers a piece of an object.
         """
 
     def set(self, key: str, value: bytes) -> None:
-        """Store `value` as the object at `key`, all or nothing, replacing any previous object. Durable when it returns.
-        InvalidUsage for more bytes than every store accepts in one put (persist_engine.storage.checks).
+        """Store `value` as the object at `key`, all or nothing, replacing any previous object. It is durable when this returns.
+        Raises InvalidUsage for more bytes than every store accepts in one put (persist_engine.storage.checks).
         """
 
     def delete(self, key: str) -> int | None:
@@ -58,7 +58,7 @@ class Blob(Protocol):
         """
 
     def restore(self, key: str) -> None:
-        """Bring a deleted object back. Succeeds iff the object exists afterwards; NotKept if the store has no copy of it."""
+        """Bring a deleted object back. Succeeds iff the object exists afterwards. Raises NotKept if the store has no copy of it."""
 
     def address(self) -> str:
         """Return the URL of this store for messages, without credentials."""

@@ -1,4 +1,4 @@
-"""Blob on a directory, one file per object, for one machine. Survives kill -9 and power loss.
+"""Blob in a directory, one file per object, for one machine. Survives kill -9 and power loss.
 
 An object is written under `.tmp/`, fsynced, renamed to its key, and made durable by fsyncing the directories above it. A reader
 therefore sees the whole object or none. Directories that a delete leaves empty are removed; `set` tolerates losing that race.
@@ -19,27 +19,27 @@ from persist_engine.storage.blob import BlobInfo, KeptBlob
 from persist_engine.storage.checks import check_blob_key, check_blob_value, check_prefix, check_range
 from persist_engine.storage.directories import make_directory, not_opened, sync_directory
 
-#: A set gives up after losing its directory to deletes this often. Each loss takes another process's delete.
+#: The limit on attempts of a set that loses its directory to deletes. Each loss needs a delete by another process.
 PLACE_ATTEMPTS_MAX = 100
-#: A temporary file of this age is abandoned: no write takes a day.
+#: A temporary file of this age is abandoned, because no write takes a day.
 STALE_TEMP_MS = 24 * 60 * 60 * 1000
-#: A directory last changed this long ago will get a different time with its next change: no file system's clock is coarser.
+#: If a directory was last changed longer ago than this, its next change gives it a different time: no file system's clock is coarser.
 SETTLED_MS = 2_000
-#: Number of directories remembered as durable. Beyond it all are forgotten and synced again.
+#: The number of directories remembered as durable. When there are more, all are forgotten and synced again.
 SYNCED_MAX = 10_000
 _TEMP = ".tmp"
 
 
 class FileBlob:
-    """Opens the directory `root`, which several processes may share. A missing directory is created, or raises NoStore
-    without `create`. StoreRefused for an impossible path.
+    """Opens the directory `root`, which several processes may share. Creates a missing directory; without `create`, raises
+    NoStore instead. Raises StoreRefused for an impossible path.
     """
 
     def __init__(self, root: Path, *, env: Env, create: bool = True) -> None:
         self._root = root
         self._env = env
         self._synced: dict[Path, tuple[int, int]] = {}
-        """Inode and change time of each directory when all its entries were last made durable."""
+        """The inode and change time of each directory at the moment when all its entries were last made durable."""
         try:
             if create:
                 make_directory(root / _TEMP)
@@ -50,8 +50,8 @@ class FileBlob:
             raise not_opened(self.address(), error) from error
 
     def _check_exists(self) -> None:
-        """NoStore if no blobs were ever stored here, OSError if that cannot be determined. Changes nothing, because the
-        directory may belong to something else.
+        """Raises NoStore if no blobs were ever stored here, and OSError if that cannot be determined. Changes nothing, because
+        the directory may belong to something else.
         """
         try:
             (self._root / _TEMP).stat()
@@ -61,7 +61,7 @@ class FileBlob:
                     f"there is no directory {self.address()}: check the path; creating a table or shard there makes it"
                 ) from error
             raise NoStore(
-                f"{self.address()} is no blob store: it has no {_TEMP}/ in it; check the path (if it is a copy of a store, create the "
+                f"{self.address()} is not a blob store: it has no {_TEMP}/ in it; check the path (if it is a copy of a store, create the "
                 f"missing directory {_TEMP}/ in it)"
             ) from error
 
@@ -113,7 +113,7 @@ class FileBlob:
             self._check_there("delete", key)
             return None
         except OSError as error:
-            # Some systems reveal a directory only by refusing to unlink it. Then this key still has no object.
+            # Some systems reveal a directory only by refusing to unlink it. In that case this key has no object.
             if path.is_dir():
                 return None
             raise Determinate(f"delete {key} at {self.address()}: {_reason(error)}", key=key) from error

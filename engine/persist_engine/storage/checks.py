@@ -7,11 +7,11 @@ import re
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.versioned import SeqNo, Tip, VersionedData
 
-#: S3 limits keys to 1024 bytes; the remainder is for a location's prefix.
+#: S3 limits keys to 1024 bytes. The rest is reserved for a location's prefix.
 KEY_BYTES_MAX = 768
 #: The longest file name on common file systems.
 COMPONENT_BYTES_MAX = 255
-#: S3's limit for one put. Larger values would need several requests, which are not atomic together (ADR 2).
+#: S3's limit for one put. Larger values would need several requests, which together are not atomic (ADR 2).
 VALUE_BYTES_MAX = 5 << 30
 #: Redis's limit for one argument (`proto-max-bulk-len`). It drops connections that send more.
 ENTRY_BYTES_MAX = 512 << 20
@@ -19,7 +19,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def check_blob_key(key: str) -> None:
-    """InvalidUsage unless `key` is a relative path that every store can hold and that cannot escape any store.
+    """Raises InvalidUsage unless `key` is a relative path that every store can hold and that cannot lead out of any store.
 
     Names that start with a dot are reserved for adapters (temporary files, probes).
     """
@@ -34,14 +34,14 @@ def check_blob_key(key: str) -> None:
 
 
 def check_range(key: str, start: int, size_bytes: int) -> None:
-    """InvalidUsage unless a store can return `size_bytes` bytes of `key` from `start` on."""
+    """Raises InvalidUsage unless a store can return `size_bytes` bytes of `key` from `start` on."""
     check_blob_key(key)
     if start < 0 or size_bytes < 1:
         raise InvalidUsage(f"blob {key}: no range of {size_bytes} bytes from {start} on", key=key)
 
 
 def check_blob_value(key: str, value: bytes) -> None:
-    """InvalidUsage unless every store can hold `value` under `key`."""
+    """Raises InvalidUsage unless every store can hold `value` under `key`."""
     check_blob_key(key)
     if len(value) > VALUE_BYTES_MAX:
         text = f"blob {key} has {len(value)} bytes, more than the {VALUE_BYTES_MAX} that one put takes"
@@ -49,7 +49,7 @@ def check_blob_value(key: str, value: bytes) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """InvalidUsage unless `prefix` can begin a blob key; "" can."""
+    """Raises InvalidUsage unless `prefix` can begin a blob key; "" can."""
     _check_text(prefix)
     components = prefix.split("/")[:-1]
     if "" in components or "." in components or ".." in components:
@@ -57,21 +57,21 @@ def check_prefix(prefix: str) -> None:
 
 
 def check_log_key(key: str) -> None:
-    """InvalidUsage unless `key` can name a log."""
+    """Raises InvalidUsage unless `key` can name a log."""
     _check_text(key)
     if not key:
         raise InvalidUsage("consensus key must not be empty")
 
 
 def check_truncate(key: str, before: SeqNo, known: Tip) -> None:
-    """InvalidUsage if `before` is past the entry that decides."""
+    """Raises InvalidUsage if `before` is past the entry `known`."""
     check_log_key(key)
     if before > known.seqno:
         raise InvalidUsage(f"truncate {key}: {before} is past the known entry {known.seqno}", key=key)
 
 
 def check_append(key: str, expected: Tip | None, new: VersionedData) -> None:
-    """InvalidUsage unless `new` may follow `expected` (the first entry may have any seqno, a later one only the successor) and
+    """Raises InvalidUsage unless `new` may follow `expected` (the first entry may have any seqno, a later one only the next) and
     every store can hold it.
     """
     check_log_key(key)
@@ -84,14 +84,14 @@ def check_append(key: str, expected: Tip | None, new: VersionedData) -> None:
 
 
 def check_replace(key: str, expected: Tip, new: VersionedData) -> None:
-    """InvalidUsage unless `new` has a higher seqno than `expected`, and every store can hold it."""
+    """Raises InvalidUsage unless `new` has a higher seqno than `expected`, and every store can hold it."""
     if new.seqno <= expected.seqno:
         raise InvalidUsage(f"replace {key}: new seqno {new.seqno} is not past {expected.seqno}", key=key)
     check_append(key, None, new)
 
 
 def check_scan(key: str, limit: int) -> None:
-    """InvalidUsage for a negative limit or an invalid key."""
+    """Raises InvalidUsage for a negative limit or an invalid key."""
     check_log_key(key)
     if limit < 0:
         raise InvalidUsage(f"scan {key}: limit {limit} is negative")

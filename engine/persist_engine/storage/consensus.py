@@ -11,9 +11,9 @@ from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 class Consensus(Protocol):
     """For each key, a list of (seqno, bytes) with consecutive seqnos. Linearizable. Thread-safe.
 
-    Errors: Determinate only if certainly nothing happened, Indeterminate otherwise (time-outs, lost connections, unknown
-    errors); chained, with address and key, never a credential. CorruptData if the store shows that it lost or mangled entries.
-    Adapters retry nothing that is not idempotent.
+    Raises Determinate only if certainly nothing happened, and Indeterminate otherwise (time-outs, lost connections, unknown
+    errors). These errors are chained to the driver's and name address and key, never a credential. Raises CorruptData if the
+    store shows that it lost or damaged entries. Adapters retry nothing that is not idempotent.
     """
 
     def head(self, key: str) -> VersionedData | None:
@@ -23,8 +23,9 @@ class Consensus(Protocol):
         """Append `new` iff the latest entry is exactly `expected`, by seqno and tag (None: iff the key has no entries). A log
         that was rolled back and has grown again to the same length therefore takes no append.
 
-        InvalidUsage if `new.seqno` is not `expected.seqno + 1` (the first entry may have any seqno), or if `new` is larger than
-        every store accepts (persist_engine.storage.checks). A mismatch carries no data: callers fetch again. Not idempotent.
+        Raises InvalidUsage if `new.seqno` is not `expected.seqno + 1` (the first entry may have any seqno), or if `new` is larger
+        than every store accepts (persist_engine.storage.checks). A mismatch carries no data: callers must fetch again. Not
+        idempotent.
         """
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[VersionedData]:
@@ -34,14 +35,16 @@ class Consensus(Protocol):
         """Delete the entries below `before`, iff the log has the entry `known`. Returns the number deleted, which may be 0
         (idempotent, even if `known` itself was already truncated). The entry at `before` and all later ones stay.
 
-        `known` is the entry from whose state the truncation was decided. Returns None and deletes nothing if that seqno has another entry,
-        or none yet: the decision was made for another log. InvalidUsage if `before` is past it.
+        `known` is the entry of the state from which the truncation was decided. Returns None and deletes nothing if its seqno has another
+        entry, or none yet: the decision was made for another log. Raises InvalidUsage if `before` is past it.
         """
 
     def replace(self, key: str, expected: Tip, new: VersionedData) -> CasResult:
-        """Make `new` the only entry iff the latest entry is exactly `expected`. For recovery; the only way to discard a log.
+        """Make `new` the only entry iff the latest entry is exactly `expected`. This is for recovery, and the only way to discard a
+        log.
 
-        InvalidUsage if `new.seqno` is not past `expected.seqno`, or if `new` is larger than every store accepts. Not idempotent.
+        Raises InvalidUsage if `new.seqno` is not past `expected.seqno`, or if `new` is larger than every store accepts. Not
+        idempotent.
         """
 
     def list_keys(self) -> Iterator[str]:

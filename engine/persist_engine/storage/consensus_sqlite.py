@@ -1,18 +1,19 @@
 """Consensus in one SQLite file, for one machine and any number of processes. Survives kill -9 and power loss.
 
-Write-ahead log with synchronous=FULL: an acknowledged commit is on disk. Writers take the write lock first (BEGIN IMMEDIATE),
-so they change exactly what they read. Readers never wait for writers.
+The file has a write-ahead log with synchronous=FULL, so an acknowledged commit is on disk. Writers take the write lock first (BEGIN
+IMMEDIATE), so they change exactly what they read. Readers never wait for writers.
+
 A file that is deleted or replaced while it is open would continue to accept commits that no other process sees. So would its
-write-ahead log, which SQLite itself deletes if this process reads the file by other means, which ends its locks, and another process
-ends. Every call therefore checks that the connection's files are still the files at their paths. After a deletion, calls raise CorruptData
-until the file is put back. After a replacement, the new file counts, and a process that knew more than it holds notices that by
-its seqnos.
+write-ahead log. SQLite itself deletes this log when another process ends, after this process has lost its locks because it read the file
+by other means. Every call therefore checks that the connection's files are still the files at their paths. After a deletion, calls raise
+CorruptData until the file is put back. After a replacement, the new file counts, and a process that knew more than this file holds notices
+that by its seqnos.
 
-SQLite believes in a child what it knew in the parent: that this process holds locks, and which files it has open. A connection that was
-open at the fork, and even one that the child opens beside it, then acknowledges commits to a log that the parent has deleted. So no
-connection is open during a fork (`_Forks`), and both sides open their own.
+In a forked child, SQLite assumes what was true in the parent: which locks the process holds, and which files it has open. A connection that
+was open at the fork, or even a new one beside it, could then acknowledge commits to a log that the parent has deleted. So no connection is
+open during a fork (`_Forks`), and parent and child open their own.
 
-NB: not for network file systems, where SQLite's locks do not work.
+This adapter is not for network file systems, where SQLite's locks do not work.
 """
 
 from __future__ import annotations
@@ -47,14 +48,13 @@ from persist_engine.storage.directories import is_full, make_directory, not_open
 #: How long a call waits for another process's commit. Commits take milliseconds; a longer wait means a stuck process.
 BUSY_TIMEOUT_S = 10.0
 
-#: How long a fork waits for calls of other threads. They end within BUSY_TIMEOUT_S, or hang in a disk.
+#: How long a fork waits for calls of other threads. They end within BUSY_TIMEOUT_S, unless a disk hangs.
 FORK_WAIT_S = 2 * BUSY_TIMEOUT_S
 
-#: A commit that extends the write-ahead log's file also waits for the file system's journal, which takes several times as long
-#: as overwriting. A process with more commits than this therefore extends the file once, for all commits up to SQLite's next
-#: checkpoint.
+#: After this many commits, a process extends the write-ahead log's file once, for all commits up to SQLite's next checkpoint. A
+#: commit that extends the file itself also waits for the file system's journal, which takes several times as long as overwriting.
 LENGTHEN_EVERY = 16
-#: SQLite checkpoints when the log has this many pages (its own default), and the next commit starts at the front again.
+#: SQLite makes a checkpoint when the log has this many pages (its own default), and the next commit starts at the front again.
 _CHECKPOINT_PAGES = 1_000
 _PAGE_BYTES = 4096
 LOG_BYTES = _CHECKPOINT_PAGES * _PAGE_BYTES
@@ -78,11 +78,11 @@ _SCAN = (
 )
 _TRUNCATE = "DELETE FROM consensus WHERE shard = ? AND sequence_number < ?"
 _KEYS = "SELECT DISTINCT shard FROM consensus"
-#: On a full disk: the second one is that of the files that SQLite keeps beside the log.
+#: The error codes of a full disk. The second one is for the files that SQLite keeps beside the log.
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-#: Of a file or a folder that the process may not write. A file that was moved away has another code.
+#: The error codes of a file or a folder that the process may not write. A file that was moved away has another code.
 _READ_ONLY = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_READONLY_DIRECTORY)
-_ALL_WRITE = "every process, also one that only reads, writes its lease into the file and files beside it"
+_ALL_WRITE = "every process, even one that only reads, writes its lease into the file, and other files beside it"
 
 
 #: Identifies a file regardless of its name: device and inode.
@@ -108,12 +108,12 @@ class _Forks:
 
     def _begin(self) -> None:
         self._changed = threading.Condition()
-        self._one = threading.Lock()  # of two forks at once, one waits
+        self._one = threading.Lock()  # if two threads fork at once, one waits
         self._calls = 0
         self._is_forking = False
 
     def watch(self, store: SqliteConsensus) -> None:
-        """From now on, its connections are closed before a fork."""
+        """Closes the idle connections of `store` before each fork from now on."""
         with self._changed:
             self._stores.add(store)
 
@@ -144,16 +144,16 @@ class _Forks:
         self._one.release()
 
     def after_in_child(self) -> None:
-        """The same, without the locks that threads of the parent held."""
+        """Lets calls begin again, with new locks, because threads of the parent may have held the old ones."""
         self._begin()
         for store in list(self._stores):
             store.begin_locks()
 
 
 class SqliteConsensus:
-    """Opens the file at `path`. Thread-safe: each call borrows its own connection. A missing file or table is created, or
-    raises NoStore without `create`. StoreRefused for an impossible path. A call waits up to `busy_timeout_s` for the commit
-    of another process.
+    """Opens the file at `path`. Thread-safe: each call borrows its own connection. Creates a missing file or table; without
+    `create`, raises NoStore instead. Raises StoreRefused for an impossible path. A call waits up to `busy_timeout_s` for the
+    commit of another process.
     """
 
     def __init__(self, path: Path, *, create: bool = True, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
@@ -168,7 +168,7 @@ class SqliteConsensus:
             try:
                 make_directory(path.parent)
                 _check_no_directory(path)
-                path.touch()  # the write-ahead log's first sync, which covers the directory, makes it durable
+                path.touch()  # the first sync of the write-ahead log covers the directory, and so makes the file durable
             except OSError as error:
                 raise not_opened(self.address(), error) from error
         else:
@@ -239,7 +239,7 @@ class SqliteConsensus:
         return f"sqlite://{self._path}"
 
     def _entry(self, key: str, row: tuple[int, bytes]) -> VersionedData:
-        """An entry as it is stored. CorruptData for other types, which SQLite takes in any column."""
+        """An entry as it is stored. Raises CorruptData for values of other types, which SQLite accepts in any column."""
         seqno, data = row
         if type(seqno) is not int or type(data) is not bytes:
             kinds = f"{type(seqno).__name__} and {type(data).__name__}"
@@ -259,13 +259,13 @@ class SqliteConsensus:
             each.connection.close()
 
     def begin_locks(self) -> None:
-        """Make the locks: for a new store, and in a forked process."""
+        """Creates the locks, for a new store and in a forked process."""
         self._lock = threading.Lock()
-        # Threads queue here instead of polling SQLite's lock, for which only other processes then contend.
+        # Threads of this process wait here instead of polling SQLite's lock. So only processes contend for that one.
         self._write_lock = threading.Lock()
 
     def _check_exists(self) -> None:
-        """NoStore if no log was ever started here, StoreRefused or Determinate if that cannot be determined. Changes
+        """Raises NoStore if no log was ever started here, and StoreRefused or Determinate if that cannot be determined. Changes
         nothing, because the file may belong to something else.
         """
         try:
@@ -276,7 +276,7 @@ class SqliteConsensus:
         except OSError as error:
             raise not_opened(self.address(), error) from error
         if is_begun:
-            # SQLite calls a file without the right to read unavailable, and opens one without the right to write.
+            # SQLite reports a file that may not be read as unavailable, and it opens a file that may not be written.
             if not os.access(self._path, os.R_OK | os.W_OK):
                 raise StoreRefused(
                     f"open {self.address()}: Permission denied; give this user the right to read and write the file: {_ALL_WRITE}"
@@ -336,9 +336,10 @@ class SqliteConsensus:
                 raise self._mapped(verb, key, error, Indeterminate) from error
 
     def _lengthen_log(self) -> None:
-        """See LENGTHEN_EVERY. SQLite writes what does not fit its cache into the log before the transaction ends. This
-        transaction is all overflow and is rolled back: it leaves a longer file without valid frames and waits for no disk. Does
-        nothing if the log is long enough, another process is writing, or an error occurs.
+        """Extends the log's file: see LENGTHEN_EVERY. SQLite writes what does not fit into its cache to the log before the
+        transaction ends. This transaction writes more than that and is then rolled back. It leaves a longer file without valid
+        frames and does not wait for the disk. Does nothing if the log is long enough, another process is writing, or an error
+        occurs.
         """
         with contextlib.suppress(sqlite3.Error, OSError):
             if Path(f"{self._path}-wal").stat().st_size >= LOG_BYTES:
@@ -353,14 +354,14 @@ class SqliteConsensus:
         """Return a connection to the file that is now at the path."""
         with self._lock:
             if self._closed:
-                # Not a store error: retry loops would repeat it without end.
+                # This is not a store error, because retry loops would repeat it without end.
                 raise InvalidUsage(f"{verb} {key}".rstrip() + f" at {self.address()}: the store was closed")
             identity = self._identity(verb, key, Determinate)
             while self._idle:
                 idle = self._idle.pop()
                 if idle.identity == identity and idle.log == self._log_identity():
                     return idle
-                # If no process has opened the file since, this moves what stands in a deleted log into the file.
+                # If no process has opened the file since, this moves the contents of a deleted log into the file.
                 idle.connection.close()
         connection = self._connect(timeout_s=self._busy_timeout_s)
         connection.execute("PRAGMA synchronous=FULL")
@@ -402,8 +403,8 @@ class SqliteConsensus:
         return found.st_dev, found.st_ino
 
     def _check_in_place(self, taken: _Idle, verb: str, key: str) -> None:
-        """Raise unless the files that the finished call used are still at their paths; otherwise its commit would be lost with them.
-        Indeterminate if that cannot be determined: the commit stands.
+        """Raise CorruptData unless the files that the finished call used are still at their paths: otherwise its commit is lost with them.
+        Raise Indeterminate if that cannot be determined, because the commit was made.
         """
         if self._identity(verb, key, Indeterminate) != taken.identity:
             raise self._lost(verb, key, "the file was replaced meanwhile")
@@ -427,7 +428,7 @@ class SqliteConsensus:
             return self._lost(verb, key, "the file was replaced by an empty one")
         if "no such column" in str(error):
             return StoreRefused(
-                f"{text}: it is no log of persist, but has a table of the name consensus: name another file"
+                f"{text}: this is not a log of persist, but it has a table named consensus: choose another file"
             )
         if verb == "open" and getattr(error, "sqlite_errorcode", 0) in _READ_ONLY:
             return StoreRefused(f"{text}: {_ALL_WRITE}")
@@ -437,7 +438,7 @@ class SqliteConsensus:
 
 
 def _check_no_directory(path: Path) -> None:
-    """Reject a directory here, because SQLite's own error for one looks like a transient failure."""
+    """Rejects a directory here, because SQLite's own error for a directory looks like a transient failure."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from persist_engine.base.errors import Determinate, PersistError, StoreRefused
 
-#: System errors for a path that stays wrong until a person changes it. Other errors may be transient.
+#: The system errors for a path that stays wrong until a person corrects it. Other errors may be transient.
 _WRONG_PATH = frozenset(
     {
         *(errno.EACCES, errno.EPERM, errno.EROFS),
@@ -16,7 +16,7 @@ _WRONG_PATH = frozenset(
     }
 )
 
-#: A disk with less room is full: SQLite begins files of 32 KiB.
+#: A disk with less free space than this counts as full. SQLite creates files of 32 KiB.
 FULL_BYTES = 64 << 10
 
 _RIGHTS = "give this user the right to make and write files there, or correct the path"
@@ -24,7 +24,7 @@ _REMEDIES = {errno.EACCES: _RIGHTS, errno.EPERM: _RIGHTS, errno.EROFS: "mount it
 
 
 def not_opened(address: str, error: OSError) -> PersistError:
-    """Return the error for a store that the system did not open: StoreRefused if its path is wrong, else Determinate."""
+    """Return the error for a store that the system did not open: StoreRefused if its path is wrong, otherwise Determinate."""
     text = f"open {address}: {error.strerror or error}"
     if error.errno not in _WRONG_PATH:
         return Determinate(text)
@@ -32,7 +32,7 @@ def not_opened(address: str, error: OSError) -> PersistError:
 
 
 def is_full(path: Path) -> bool:
-    """Whether the disk of a directory has next to no room for this user. False if the system does not say."""
+    """Whether the disk of a directory has almost no room for this user. False if that cannot be determined."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -41,8 +41,8 @@ def is_full(path: Path) -> bool:
 
 
 def make_directory(path: Path) -> None:
-    """Create `path` and its missing parents, each made durable in its parent directory. Otherwise a power loss could remove it
-    together with durable contents. OSError from the system.
+    """Create `path` and its missing parents, and make each durable in its parent directory. Otherwise a power loss could remove a
+    directory together with durable contents. Raises OSError from the system.
     """
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)

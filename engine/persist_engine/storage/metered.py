@@ -1,4 +1,4 @@
-"""The outermost wrappers: count calls, outcomes, bytes and seconds per verb. They change nothing else.
+"""The outermost wrappers. They count calls, outcomes, bytes and seconds per verb, and change nothing else.
 
 `persist_{blob,consensus}_calls_total{verb,outcome}`, `..._bytes_total{verb}`, `..._seconds{verb}`. The outcome is `ok`,
 `mismatch`, the class of the error, or `stopped` for a listing that its caller abandoned.
@@ -17,7 +17,7 @@ from persist_engine.storage.consensus import Consensus
 
 
 class MeteredBlob:
-    """Blob with metrics. A listing lasts, and is timed, until its caller takes the last row or stops."""
+    """Blob with metrics. The time of a listing ends when its caller takes the last row or stops."""
 
     def __init__(self, inner: Blob, *, env: Env, metrics: Metrics) -> None:
         self._inner = inner

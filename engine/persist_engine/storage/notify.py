@@ -1,7 +1,7 @@
-"""The port for news of commits. News is pushed on a best-effort basis, in any order, twice or never; it is only an optimisation.
+"""The port for news of commits. News is best effort: it may come in any order, twice or never. It is only an optimisation.
 
-A listener must not trust it: it checks that an entry follows what it knows, and continues polling. `LocalPush` distributes news
-among the clients of one process, for stores that publish nothing themselves.
+A listener must not trust news: it must check that an entry follows what it knows, and continue to poll. `LocalPush` distributes
+news among the clients of one process, for stores that publish nothing themselves.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from weakref import WeakSet, WeakValueDictionary
 
 from persist_engine.base.versioned import VersionedData
 
-#: News of a larger entry carries only its seqno: news must not cost more than a fetch.
+#: News of a larger entry carries only its seqno, because news must not cost more than a fetch.
 NEWS_BYTES_MAX = 32 * 1024
 
 
 class Listener(Protocol):
-    """Receives news of one key. Called from any thread; must be quick and must not raise."""
+    """Receives news of one key. Any thread may call it. It must be quick and must not raise an error."""
 
     def hear(self, news: VersionedData | None) -> None:
-        """An entry was committed (without data: only its seqno is known). None: news may have been missed."""
+        """Receives an entry that was committed; without data, only its seqno is known. None means that news may have been missed."""
 
 
-#: Keys held before those without a listener are dropped. Twice the keys with one, at least this.
+#: Keys without a listener are dropped when there are at least this many keys, and twice as many as were left the last time.
 KEYS_MIN = 256
 
 
@@ -35,8 +35,8 @@ class Listeners(dict[str, "WeakSet[Listener]"]):
         self._sweep_at = KEYS_MIN
 
     def add(self, key: str, listener: Listener) -> list[str]:
-        """Adds the listener. When there are many keys, drops those without any, and returns them: a process that visits thousands of shards
-        must not keep something of each, and nothing more may ever be committed to a shard whose listeners are gone.
+        """Adds the listener. When there are many keys, drops the keys without listeners and returns them. A process that visits thousands
+        of shards must not keep an entry for each, and a commit, which could clean up, may never come for a shard without listeners.
         """
         self.setdefault(key, WeakSet()).add(listener)
         if len(self) < self._sweep_at:
@@ -53,7 +53,7 @@ class Listeners(dict[str, "WeakSet[Listener]"]):
 
 
 class Push(Protocol):
-    """Carries news of a location. Thread-safe; a failing store never makes it raise."""
+    """Carries news of a location. Thread-safe. Raises no error when the store fails."""
 
     def subscribe(self, key: str, listener: Listener) -> None:
         """Notify `listener` of commits to `key` for as long as another reference to it exists. Idempotent."""
@@ -62,11 +62,11 @@ class Push(Protocol):
         """Publish `new`, which this process committed, unless the store already published it."""
 
     def is_live(self, key: str) -> bool:
-        """Whether commits of all processes to `key` are being received, as far as is known."""
+        """Whether, as far as this process knows, it receives the commits of all processes to `key`."""
 
     def await_live(self, key: str, timeout_s: float | None) -> bool:
-        """`is_live`, which a subscription makes true soon: waits for that at most `timeout_s` (None: for ever), and not where it never
-        will be. Each listener has heard None for the subscription before this returns True.
+        """Waits at most `timeout_s` (None: for ever) until `is_live`, which a subscription makes true soon, and returns it. Does not wait
+        where it can never become true. Before this returns True, each listener has heard None for the subscription.
         """
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class NoPush:
 
 
 class LocalPush:
-    """Notifies listeners of this process, in the committing thread. Never live, because it receives no news of other processes."""
+    """Notifies listeners of this process, in the committing thread. It is never live, because it receives no news of other processes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""URL -> adapter -> wrappers, in that order. Knows all adapters; a driver is imported only when a URL needs it."""
+"""Opens a store from its URL: chooses the adapter and wraps it. Knows all adapters, but imports a driver only when a URL needs it."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _CONSENSUS_URLS = {
     "redis": REDIS_PARAMS,
     "rediss": REDIS_PARAMS,
 }
-#: Refused schemes. Their failover promotes a replica that lacks the newest commits, which is safe only if S3 acknowledges
+#: Refused schemes. Their failover promotes a replica that lacks the newest commits. This would be safe only if S3 acknowledged
 #: commits (`ack=s3`).
 _FAILING_OVER = ("redis+sentinel:", "rediss+sentinel:", "redis+cluster:", "rediss+cluster:")
 
 
 def open_blob(url: str, *, env: Env, metrics: Metrics, create: bool = True) -> Blob:
     """Open `mem:[name]`, `file:///dir` or `s3://bucket/prefix`, metered. Parameters of S3: region, endpoint, path_style, ca_file,
-    encryption (SSE-S3 or SSE-KMS, asked of the server with every put), kms_key_id, probe, credentials_dir.
+    encryption (SSE-S3 or SSE-KMS, requested from the server with every put), kms_key_id, probe, credentials_dir.
 
-    S3 credentials come from the file `aws-credentials` in credentials_dir if both exist, else from the process's environment or
-    workload identity, as in boto3. The CAs are those of ca_file, else of `s3-ca.crt` in credentials_dir, else of boto3.
+    S3 credentials come from the file `aws-credentials` in credentials_dir if both exist, otherwise from the process's environment
+    or workload identity, as in boto3. The CAs are those of ca_file, else of `s3-ca.crt` in credentials_dir, else of boto3.
 
-    InvalidUsage for any other URL, or one whose driver is not installed; UnsafeStore if the store lacks a required guarantee,
-    Determinate or Indeterminate if it cannot be reached. Errors name the address, never a credential. A missing directory is
-    created, or raises NoStore without `create`.
+    Creates a missing directory; without `create`, raises NoStore instead. Raises InvalidUsage for any other URL, and for one
+    whose driver is not installed. Raises UnsafeStore if the store lacks a required guarantee, and Determinate or Indeterminate if
+    it cannot be reached. Errors name the address, never a credential.
     """
     parsed = parse_url(url, allowed=_BLOB_URLS)
     blob: Blob
@@ -68,7 +68,7 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True)
     prefix, password_file, credentials_dir (its files that exist are used: `redis-username`, `redis-password`, and with TLS
     `redis-ca.crt`, `redis-tls.crt`, `redis-tls.key`), ca_file, cert_file and key_file (of this client), unsafe (true accepts
     settings that can lose commits) and ack (redis: a commit is acknowledged when Redis has it). It must be a single
-    primary: replicas, cluster nodes and anything that fails over raise UnsafeStore. Errors as of open_blob.
+    primary: replicas, cluster nodes and every form of failover raise UnsafeStore. Other errors are those of open_blob.
     """
     if url.startswith(_FAILING_OVER):
         raise UnsafeStore(
@@ -92,7 +92,7 @@ def open_consensus(url: str, *, env: Env, metrics: Metrics, create: bool = True)
 
 def open_push(url: str, *, env: Env, metrics: Metrics) -> Push:
     """Return the carrier of commit news for the store at `url` (as for open_consensus). It connects on the first subscription.
-    InvalidUsage as of open_consensus.
+    Raises InvalidUsage as open_consensus does.
     """
     parsed = parse_url(url, allowed=_CONSENSUS_URLS)
     if not pushes(parsed):

@@ -1,4 +1,4 @@
-"""Why a store could not be opened: classifies network errors beneath an adapter's own error, for any driver.
+"""Classifies the network errors beneath an adapter's own error, for any driver, to say why a store could not be opened.
 
 Each adapter classifies the answers of its own server.
 """
@@ -11,17 +11,17 @@ from pathlib import Path
 
 from persist_engine.base.errors import StoreRefused
 
-#: What to do when TLS fails for want of trust.
+#: The advice when TLS fails because the certificate is not trusted.
 TRUST = "name the file of the authority that signed the server's certificate (ca_file), or correct scheme and host"
-#: A TLS handshake is two round trips.
+#: How long to wait for a TLS handshake, which takes two round trips.
 _HANDSHAKE_S = 2.0
 
 
 def is_untrusted(error: BaseException | None) -> bool:
     """Whether TLS failed because no known authority signed the certificate, or because the peer speaks another protocol."""
-    import ssl  # stores of this machine do without
+    import ssl  # imported here, because stores on this machine do not need it
 
-    # These say that the connection broke, and nothing about the peer.
+    # These errors mean that the connection broke. They say nothing about the peer.
     broken = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
     return any(isinstance(cause, ssl.SSLError) and not isinstance(cause, broken) for cause in _chain(error))
 
@@ -44,14 +44,14 @@ def speaks_tls(host: str, port: int) -> bool:
         ):
             return True
     except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")  # the server refused this client, in the words of TLS
+        return "ALERT" in (error.reason or "")  # the server refused this client with a TLS alert
     except (OSError, ValueError):
         return False
 
 
 def check_pem(address: str, *, ca: str | None = None, cert: str | None = None, key: str | None = None) -> None:
-    """StoreRefused names the file that OpenSSL cannot use: `ca` with certificates, `cert` with one and its private `key`. Files that are
-    not there are not checked.
+    """Raises StoreRefused, which names the file, if OpenSSL cannot use one: `ca` with certificates, `cert` with a certificate and `key`
+    with its private key. Does not check files that do not exist.
     """
     import ssl
 

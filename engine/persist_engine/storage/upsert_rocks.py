@@ -1,8 +1,8 @@
 """A batched map from fixed-size keys to bytes on local disk, over RocksDB. Upsert state uses it when memory is not enough.
 Knows nothing of upsert: keys are rows of uint64, records are bytes.
 
-Scratch space, not storage: nothing is fsynced and there is no write-ahead log. The next process that opens the folder discards
-what a previous one left, and `close` removes it.
+This is scratch space, not storage: nothing is fsynced, and there is no write-ahead log. A process that opens the folder
+discards what a previous one left, and `close` removes it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _log = logging.getLogger(__name__)
 
 _WRITE_BUFFER_BYTES = 64 << 20
 _CACHE_BYTES = 64 << 20
-#: Bits of the filter per key. Most keys of a first load are absent; the filter finds that without reading.
+#: The bits of the Bloom filter per key. Most keys of a first load are absent, and the filter shows that without a read.
 _BLOOM_BITS = 10
-#: RocksDB's overhead per record besides key and value (internal key, block index), according to its documentation.
+#: The overhead of RocksDB per record besides key and value (internal key, block index), according to its documentation.
 _RECORD_BYTES = 16
 
 
 class RocksStore:
     """One RocksDB in a folder of its own. For one thread at a time.
 
-    Opening empties the folder's database. InvalidUsage if the folder cannot be used or another process has it open. Unavailable
-    if the driver fails later: close the store and start over.
+    Opening empties the folder's database. Raises InvalidUsage if the folder cannot be used or another process has it open. Raises
+    Unavailable if the driver fails later: the caller must close the store and start over.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -59,11 +59,11 @@ class RocksStore:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the keys and records that were put and not deleted, before compression."""
+        """The size of the keys and records that were put and not deleted, before compression."""
         return self._size_bytes
 
     def multi_get(self, keys: npt.NDArray[np.uint64]) -> pa.LargeBinaryArray:
-        """Return the record of each key, null for none."""
+        """Return the record of each key, or null if it has none."""
         if not len(keys):
             return pa.array([], pa.large_binary())
         found = self._answered(lambda db: db.get(_as_bytes(keys)))
@@ -72,8 +72,8 @@ class RocksStore:
     def multi_put(
         self, keys: npt.NDArray[np.uint64], records: pa.LargeBinaryArray, previous: npt.NDArray[np.int64]
     ) -> int:
-        """Put each record, delete the keys of null records, in one write. `previous` is the size of each key's previous record,
-        -1 for none. Returns the change of `size_bytes`.
+        """Put each record, and delete the keys of null records, in one write. `previous` holds the size of each key's previous
+        record, -1 for none. Returns the change of `size_bytes`.
         """
         batch = WriteBatch(raw_mode=True)
         names = _as_bytes(keys)
@@ -106,7 +106,7 @@ class RocksStore:
             _log.warning("upsert state in %s was not removed: %s", self._directory, error)
 
     def _answered(self, ask: Callable[[Rdict], Any]) -> Any:
-        """Return the driver's answer. Unavailable if it fails: the disk is full or broken, and the state is unusable."""
+        """Return the driver's answer. Raises Unavailable if it fails: the disk is full or broken, and the state is unusable."""
         db = self._open()
         try:
             return ask(db)

@@ -26,7 +26,7 @@ class StoreUrl:
     """The URL without credentials, for messages."""
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return the parameter `name` as a bool. InvalidUsage for any other word."""
+        """Return the parameter `name` as a bool. Raises InvalidUsage for any word but true and false."""
         word = self.params.get(name)
         if word is None:
             return default
@@ -41,12 +41,12 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
         split = urlsplit(url)
         port = split.port
     except ValueError:
-        # Not chained, because the parser quotes the text that it took for the port, which may be part of a password.
+        # The error is not chained, because the parser quotes the text that it took for the port, which may be part of a password.
         raise InvalidUsage(
             "store URL does not parse: check brackets and port, and percent-encode the password"
         ) from None
     if "@" in split.query + split.fragment or (split.netloc and "@" not in split.netloc and "@" in url):
-        # An unescaped /, ? or # in a password ends the host early; showing the rest would show the password.
+        # An unescaped /, ? or # in a password ends the host early. A message with the rest would show the password.
         raise InvalidUsage("store URL has an @ past its host: percent-encode the password (and @ elsewhere as %40)")
     shown = _without_credentials(split)
     if not split.scheme:
@@ -82,7 +82,7 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
 
 
 def pushes(url: StoreUrl) -> bool:
-    """Whether news of commits is sent and received: yes, unless `push=off`. InvalidUsage for any other word."""
+    """Whether news of commits is sent and received: yes, unless `push=off`. Raises InvalidUsage for any word but on and off."""
     word = url.params.get("push", "on")
     if word not in ("on", "off"):
         raise InvalidUsage(f"{url.shown}: parameter push must be on or off")
@@ -90,9 +90,9 @@ def pushes(url: StoreUrl) -> bool:
 
 
 def absolute_path(url: StoreUrl) -> str:
-    """Return the path of a `scheme:///path` URL. InvalidUsage if the URL names a host or the path is not absolute.
+    """Return the path of a `scheme:///path` URL. Raises InvalidUsage if the URL names a host or the path is not absolute.
 
-    Further leading slashes are dropped, since people write a fourth one from habit, and a leading `//` is special to POSIX and SQLite.
+    Drops further leading slashes: people write a fourth one from habit, and a leading `//` is special to POSIX and SQLite.
     """
     if url.host not in ("", "localhost") or not url.path.startswith("/"):
         raise InvalidUsage(f"{url.shown}: expected {url.scheme}:///absolute/path")

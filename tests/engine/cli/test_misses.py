@@ -93,7 +93,7 @@ def test_a_store_that_is_not_there_is_named_in_one_sentence_and_not_made(persist
     consensus = f"sqlite://{tmp_path}/none/log.db"
     for blob, said in (
         (f"file://{tmp_path}/none", f"there is no directory file://{tmp_path}/none: check the path"),
-        (f"file://{tmp_path}/empty", "is no blob store: it has no .tmp/ in it; check the path"),
+        (f"file://{tmp_path}/empty", "is not a blob store: it has no .tmp/ in it; check the path"),
         ("empty", "empty is no URL: it begins with one of file:, mem:, s3:, as in file:///folder"),
         (f"file://{tmp_path}/file", "Not a directory"),
     ):

@@ -64,7 +64,7 @@ def test_frontiers_have_bounds(given):
 
 def test_the_empty_frontier_is_a_frontier_and_no_time():
     assert frontier_of(EMPTY) is EMPTY
-    with pytest.raises(InvalidUsage, match="the frontier given is empty"):
+    with pytest.raises(InvalidUsage, match="the given frontier is empty"):
         time_of(EMPTY)
 
 

@@ -1,7 +1,7 @@
-"""The access of a client to Redis: user and password, trusted CAs, and its own certificate. As options of redis-py.
+"""The options of redis-py for a client's access to Redis: user and password, trusted CAs, and the client's own certificate.
 
-What an address names comes first, then the files of its credentials_dir that exist, then nothing: no password is sent, and the CAs of
-the system are trusted. All files are read anew for every connection, so that rotated ones need no restart. No repr shows their contents.
+Settings in an address come first, then existing files of its credentials_dir. Without either, no password is sent, and the CAs of the
+system are trusted. All files are read anew for every connection, so a rotated file needs no restart. No repr shows their contents.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from persist_engine.storage.refusals import check_pem
 
 
 class Credentials(redis.CredentialProvider):
-    """The user and the password in files. Without a file of the password: no credentials if `optional`, else OSError at a connection."""
+    """The user and the password in files. If the password file is missing, a connection has no credentials if `optional`, else raises
+    OSError.
+    """
 
     def __init__(self, user: str | None, password_file: Path, *, user_file: Path | None, optional: bool) -> None:
-        """`user` comes before the text of `user_file`; without both, the password is that of the default user."""
+        """`user` takes precedence over the text of `user_file`. Without both, the password is that of the default user."""
         self._user, self._user_file = user, user_file
         self._password_file, self._optional = password_file, optional
 
-    def get_credentials(self) -> tuple[str, ...]:  # type: ignore[override]  # no credentials is fine too: nothing is sent
+    def get_credentials(self) -> tuple[str, ...]:  # type: ignore[override]  # an empty tuple sends nothing
         """See redis-py."""
         if self._optional and not self._password_file.exists():
             return ()
@@ -43,8 +45,8 @@ class Credentials(redis.CredentialProvider):
 
 
 def access(at: RedisAddress) -> dict[str, Any]:
-    """The options of connections to `at`. InvalidUsage if a file of TLS that the address names is not there,
-    StoreRefused if one is not what it should be.
+    """The options of connections to `at`. Raises InvalidUsage if a TLS file that the address names does not exist, and
+    StoreRefused if OpenSSL cannot use one.
     """
     return _credentials(at) | (_tls(at) if at.tls else {})
 

@@ -5,15 +5,15 @@ h: head, l: lowest kept, t: head and tag of its entry}; `P{K}:l` is the list of 
 cluster slot.
 
 Invariant, checked by every script: LLEN = h - l + 1. This client also remembers the highest head of each key, with the tag of
-its entry, and passes both to every script. The script refuses a log that has fallen behind that head. A commit that Redis lost
-after acknowledging it is therefore reported (ForkedLog) and never silently overwritten. The tag detects a log that was wiped or
-rolled back and has since grown to the same length. A restart that lost nothing is only logged.
+its entry, and passes both to every script. The script refuses a log that has fallen behind that head. So if Redis lost a commit
+after it acknowledged it, this is reported (ForkedLog), and the commit is never silently overwritten. The tag detects a log that
+was wiped or rolled back and has since grown to the same length. A restart that lost nothing is only logged.
 
-Each call has a name, and the answer of its script ends with it: an answer to another call, which a proxy between client and Redis
-mixed up, is never taken for a commit.
+Each call has a name, and the answer of its script ends with this name. If a proxy between client and Redis mixes up answers, the
+answer to another call is therefore never taken for a commit.
 
-Acknowledged means that Redis has the commit, so Redis must keep it. `durability` refuses settings that do not guarantee that,
-for the process that was opened and for each process that replaces it.
+Acknowledged means that Redis has the commit, so Redis must keep it. `durability` refuses settings that do not guarantee this, for
+the Redis process at opening and for each process that replaces it.
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ from persist_engine.storage.refusals import TRUST, is_untrusted, speaks_tls
 
 logger = logging.getLogger(__name__)
 
-#: A TCP connect is one round trip; the rest is room for a lost SYN or two (1 s and 3 s).
+#: A TCP connect takes one round trip. The rest is for one or two lost SYNs (1 s and 3 s).
 CONNECT_TIMEOUT_S = 5.0
-#: A script takes microseconds, an fsync at `always` milliseconds. A slower answer means a stalled disk or a lost peer.
+#: A script takes microseconds, and an fsync at `always` takes milliseconds. A slower answer means a stalled disk or a lost peer.
 ANSWER_TIMEOUT_S = 10.0
-#: Further threads of a process wait for a connection, at most CONNECTION_WAIT_S.
+#: The connections of a process. Further threads wait for one, at most CONNECTION_WAIT_S.
 CONNECTIONS_MAX = 50
 CONNECTION_WAIT_S = 60.0
-#: Page size of a scan, so that one long log does not block Redis for its other clients.
+#: The entries of one page of a scan. The limit keeps a long log from blocking Redis for its other clients.
 PAGE_ENTRIES_MAX = 500
 PAGE_BYTES_MAX = 4 << 20
-#: The journal in S3 that raises epochs comes with `ack=s3`. Without it there is only one epoch.
+#: The only epoch. Epochs will rise with a journal in S3 (`ack=s3`), which does not exist yet.
 EPOCH = "0"
 
-#: Advice for a server without free memory; follows the server's own message.
+#: The advice for a server without free memory. It follows the server's own message.
 _FULL = (
     "(redis is full and takes no commits: raise its maxmemory, or run `persist maintain gc`, which still works, to delete versions "
     "that no reader holds)"
 )
-#: Advice for a user without the rights that it needs.
+#: The advice for a user that lacks rights.
 _GRANT = "give the Redis user these commands, and the keys and channels of the location (docs/security.md)"
-#: What Redis says when the user may run a script, but not a command in it: up to 7.0, and later.
+#: The replies when the user may run a script, but not a command in it: those of Redis up to 7.0, and of later versions.
 _REFUSED_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
-#: First words of replies by which Redis refuses a command, and their classes in redis-py.
+#: The first words of replies by which Redis refuses a command. redis-py has classes for some of them.
 _REFUSALS = ("MISCONF", "BUSY", "NOREPLICAS", "NOAUTH", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN")
 _REFUSAL_CLASSES = (
     redis.exceptions.ReadOnlyError,
@@ -91,15 +91,15 @@ _REFUSAL_CLASSES = (
 )
 
 
-#: First words of the replies to a rejected password, user or database.
+#: The first words of replies to a rejected password, user or database.
 _REFUSED_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "DB index", "invalid DB index")
-#: The id of no shard, so no log has this key.
+#: A key that no log has, because no shard has this id.
 _NO_LOG = "s00000000-0000-0000-0000-000000000000"
 
 
 def open_redis_consensus(at: RedisAddress, *, env: Env) -> RedisConsensus:
     """Connect and check that the server is a single primary and, except with `unsafe`, that it keeps what it acknowledges.
-    Errors as of open_consensus; StoreRefused if Redis rejects the address or the credentials.
+    Raises the errors of open_consensus, and StoreRefused if Redis rejects the address or the credentials.
     """
     is_checked = not at.unsafe
     pool = redis_pool(at, watch=RunWatch(address=at.shown) if is_checked else None)
@@ -180,7 +180,7 @@ class RedisConsensus:
             if answer[0] == b"ABSENT":
                 return []
             low, head = int(answer[1]), self._remember(key, answer[2])
-            # Entries truncated between two pages are dropped from this scan too, so the result has no holes and no deleted entries.
+            # Entries that were truncated between two pages are dropped here, so that the result has no gaps and no deleted entries.
             entries = [entry for entry in entries if entry.seqno >= low]
             first = max(wanted, low)
             entries += [VersionedData(SeqNo(first + index), data) for index, data in enumerate(answer[3])]
@@ -192,8 +192,8 @@ class RedisConsensus:
         return entries
 
     def truncate(self, key: str, before: SeqNo, known: Tip) -> int | None:
-        """See Consensus. Scripts cannot compute the tag's hash: this client fetches the known entry, and the script truncates only if
-        it is unchanged.
+        """See Consensus. Scripts cannot compute the hash of a tag. So this client fetches the known entry, and the script truncates only
+        if that entry is unchanged.
         """
         check_truncate(key, before, known)
         answer = self._run(_TRUNCATE, key, int(before), int(known.seqno), "")
@@ -215,7 +215,7 @@ class RedisConsensus:
 
     def list_keys(self) -> Iterator[str]:
         """See Consensus. Keys created during the listing may be missing; each key is returned once. Names that cannot be keys
-        of a log belong to another application and are skipped.
+        of a log belong to another application, and are skipped.
         """
         start, end = f"{self._prefix}{{", "}:m"
         listed: set[bytes] = set()
@@ -248,8 +248,8 @@ class RedisConsensus:
         return self._exchange(str(command[0]), "", command)
 
     def _run(self, script: _Script, key: str, *args: str | bytes | int) -> list[Any]:
-        """Run a verb's script. Returns its reply if the log is sound; otherwise raises the error that describes the fault."""
-        # Read before the call: only replies that began after the head was known must include it.
+        """Runs a verb's script. Returns its reply if the log is sound; otherwise raises the error that describes the fault."""
+        # Read the known head before the call: only a call that began after the head was known must find it.
         known, tag = self._known.get(key, (None, ""))
         names = (f"{self._prefix}{{{key}}}:m", f"{self._prefix}{{{key}}}:l")
         call = f"{self._caller}:{next(self._calls)}"
@@ -285,12 +285,12 @@ class RedisConsensus:
         """
         where = f"{verb} {key}".rstrip() + f" at {self._address}"
         if self._closed:
-            # Not a store error: retry loops would repeat it without end.
+            # This is not a store error, because retry loops would repeat it without end.
             raise InvalidUsage(f"{where}: the store was closed")
         try:
             connection = self._pool.get_connection()  # type: ignore[no-untyped-call]  # unannotated in redis-py
         except (redis.RedisError, OSError, UnicodeError) as error:
-            # UnicodeError: a host that cannot be looked up, or a password file that is not text.
+            # UnicodeError comes from a host that cannot be looked up, or a password file that is not text.
             raise Determinate(f"{where}: {error}", key=key) from error
         answered = False
         try:
@@ -303,7 +303,7 @@ class RedisConsensus:
             answered = True
             raise _UnknownScript from error
         except (redis.RedisError, OSError, AttributeError) as error:
-            # AttributeError: if another thread closes, the driver may drop its buffers under this call.
+            # AttributeError occurs if another thread closes the store: the driver may then drop the buffers of this call.
             answered = isinstance(error, redis.ResponseError)
             raise _mapped(where, key, error) from error
         else:
@@ -332,8 +332,8 @@ class _UnknownScript(Exception):
 
 
 class _Script:
-    """One verb: the shared prelude and the verb's own file, as a function. Its reply, unless an error, gets the name of the call, which
-    is the last argument, as last element.
+    """The script of one verb: the shared prelude, and the verb's own file as a function. The last argument is the name of the call. It
+    becomes the last element of the reply, unless that is an error.
     """
 
     def __init__(self, verb: str) -> None:
@@ -377,8 +377,8 @@ def redis_pool(at: RedisAddress, *, watch: RunWatch | None = None) -> redis.Bloc
 
 
 def _greeted(connection: redis.Connection) -> None:
-    """Greet like redis-py, plus one exchange. With TLS 1.3, a server's first bytes are session tickets, which are read only
-    with the first reply. Until then, the driver takes them for a late reply and considers the connection unusable.
+    """Greets like redis-py, and then makes one exchange. With TLS 1.3, a server's first bytes are session tickets, which are read
+    only with the first reply. Until then, the driver takes them for a late reply and considers the connection unusable.
     """
     connection.on_connect()  # type: ignore[no-untyped-call]  # unannotated in redis-py
     connection.send_command("PING", check_health=False)  # type: ignore[no-untyped-call]  # unannotated in redis-py
@@ -387,7 +387,7 @@ def _greeted(connection: redis.Connection) -> None:
 
 
 def _watched(watch: RunWatch, address: str, connection: redis.Connection) -> None:
-    """Greet like redis-py, then identify the server process. That is an exchange too: see _greeted."""
+    """Greets like redis-py, then identifies the server process. That is an exchange, too: see _greeted."""
 
     def ask(*command: str) -> Any:
         try:
@@ -415,7 +415,7 @@ def _mapped(where: str, key: str, error: Exception) -> PersistError:
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return Determinate(f"{text} {_FULL}", key=key)
     if _is_forbidden(error):
-        # In a script, a command before it may have had its effect.
+        # In a script, commands before the refused one may have had their effect.
         is_direct = isinstance(error, redis.exceptions.NoPermissionError)
         return (Determinate if is_direct else Indeterminate)(f"{text} ({_GRANT})", key=key)
     if isinstance(error, _REFUSAL_CLASSES) or str(error).startswith(_REFUSALS):
@@ -424,12 +424,12 @@ def _mapped(where: str, key: str, error: Exception) -> PersistError:
 
 
 def _is_forbidden(cause: BaseException | None) -> bool:
-    """Whether an ACL refused the command, or one of a script."""
+    """Whether an ACL refused the command, or a command in a script."""
     return isinstance(cause, redis.exceptions.NoPermissionError) or str(cause).startswith(_REFUSED_IN_SCRIPT)
 
 
 def _is_refusal(cause: BaseException | None) -> bool:
-    """Whether the URL or what it names is wrong, so that a retry would not help."""
+    """Whether the URL, or a file that it names, is wrong, so that a retry would not help."""
     if _is_forbidden(cause):
         return True
     match cause:
@@ -443,7 +443,7 @@ def _is_refusal(cause: BaseException | None) -> bool:
 
 
 def _remedy(cause: BaseException | None) -> str:
-    """What a person does about a refusal; nothing if its own text says so."""
+    """What a person must do about a refusal; empty if the error's own text says it."""
     if _is_forbidden(cause):
         return ""
     match cause:

@@ -1,4 +1,4 @@
-"""Checks whether a Redis can hold the log at all and keeps what it acknowledges: which settings decide that, and what to change.
+"""Checks whether a Redis can hold the log at all, and whether its settings keep what it acknowledges. Errors say what to change.
 
 Knows no driver: the caller supplies a function that sends one command.
 """
@@ -41,7 +41,7 @@ _RULES = (
 
 class RunWatch:
     """Remembers which Redis process was checked last, so that a process that replaces it, after a restart or at the same
-    address, is checked before use. Thread-safe: threads that connect at the same time at worst check twice.
+    address, is checked before use. Thread-safe: if two threads connect at the same time, both may check.
     """
 
     def __init__(self, *, address: str) -> None:
@@ -49,9 +49,9 @@ class RunWatch:
         self._run_id: str | None = None
 
     def meet(self, ask: Ask) -> None:
-        """Call for each new connection, on which `ask` sends its commands. UnsafeStore unless its process is the known one, or
-        a primary that keeps what it acknowledges. The first process is not checked here, because opening the store checks it.
-        Costs one command.
+        """Must be called for each new connection, on which `ask` sends commands. Raises UnsafeStore unless the process is the
+        known one, or a primary that keeps what it acknowledges. Does not check the first process, because opening the store
+        checks it. Costs one command.
         """
         known, run_id = self._run_id, _run_id(ask)
         # Without a run id, each connection may lead to a different process.
@@ -73,8 +73,8 @@ def _run_id(ask: Ask) -> str:
 
 
 def check_role(ask: Ask, *, address: str) -> list[str]:
-    """UnsafeStore unless the server is a primary that holds every key itself: no setting and no URL makes another kind safe.
-    Returns what could not be verified; `ask` as in check_durability.
+    """Raises UnsafeStore unless the server is a primary that holds every key itself: no setting and no URL makes another kind
+    safe. Returns what could not be verified. `ask` is as in check_durability.
     """
     try:
         replication, cluster = (_text(ask("INFO", section)) for section in ("replication", "cluster"))
@@ -90,10 +90,11 @@ def check_role(ask: Ask, *, address: str) -> list[str]:
 
 
 def check_durability(ask: Ask, *, address: str) -> list[str]:
-    """UnsafeStore, naming every unsafe setting and its safe value. Returns what could not be verified.
+    """Raises UnsafeStore if a setting is unsafe; the error names every unsafe setting and its safe value. Returns what could not
+    be verified.
 
     `ask(*command)` sends one command and returns its RESP2 reply, or raises PersistError. A Redis that forbids CONFIG or INFO
-    (managed services, ACLs) is trusted. An unreachable one raises as the command does.
+    (managed services, ACLs) is trusted. If Redis cannot be reached, the error of `ask` is raised.
     """
     faults: list[str] = []
     notes: list[str] = []

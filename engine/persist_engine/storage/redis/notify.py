@@ -1,9 +1,9 @@
 """News of commits through Redis: the committing script publishes, and this module listens.
 
 Each location has one connection and one thread, started by the first subscription. The channel of key K under prefix P is
-`P{K}:n`. A message is the seqno and, for entries that are not too large, a space and their bytes. Anything else on a channel is
-dropped. If the connection fails, it is reopened with growing pauses, and all listeners are notified that they may have missed
-news. Until then no key is live and all listeners poll.
+`P{K}:n`. A message is the seqno and, for entries that are not too large, a space and their bytes. Any other message is dropped.
+If the connection fails, it is reopened with growing pauses, and all listeners are notified that they may have missed news. Until
+then no key is live and all listeners poll.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from persist_engine.storage.notify import Listener, Listeners
 
 logger = logging.getLogger(__name__)
 
-#: How long the thread waits for a message before it checks whether to end, and whether Redis still responds.
+#: How long the thread waits for a message before it checks whether to end and whether Redis still responds.
 _IDLE_S = 1.0
-#: Idle rounds until Redis is pinged. After as many more without an answer, the connection counts as lost.
+#: The number of idle rounds until Redis is pinged. After as many more without an answer, the connection counts as lost.
 _PING_ROUNDS = 5
 _RECONNECT_S, _RECONNECT_MAX_S = 0.1, 5.0
 _CLOSE_S = 2.0
@@ -45,7 +45,7 @@ class RedisPush:
         self._begin()
 
     def _begin(self) -> None:
-        """Initialize for this process, which receives no news yet."""
+        """Initialises the state for this process, which receives no news yet."""
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards the fields below, and sending
         self._listeners = Listeners()
@@ -86,7 +86,7 @@ class RedisPush:
         return not self._is_forked and news_channel(self._prefix, key) in self._heard
 
     def close(self) -> None:
-        """See Push. Waits briefly for the thread. If it is connecting to a Redis that does not answer, it ends by itself later."""
+        """See Push. Waits briefly for the thread. If the thread is connecting to a Redis that does not answer, it ends later."""
         self._closing.set()
         if self._is_forked:
             return
@@ -100,17 +100,17 @@ class RedisPush:
 
     @property
     def _is_forked(self) -> bool:
-        """Whether a fork copied this object here. The thread was not copied, and the connection belongs to the parent."""
+        """Whether this is a copy of the object in a forked child. The child has no thread, and the connection belongs to the parent."""
         return self._pid != os.getpid()
 
     def _leave(self, channels: list[str]) -> None:
-        """Stops hearing of channels that have no listener any more. Under the lock."""
+        """Unsubscribes from channels that no longer have a listener. The caller holds the lock."""
         self._heard.difference_update(channels)
         if channels:
             self._send("UNSUBSCRIBE", *channels)
 
     def _send(self, *command: str) -> None:
-        """Send under the lock. The thread notices a failed connection and reopens it."""
+        """Sends a command. The caller holds the lock. If the connection failed, the thread notices that and reopens it."""
         if self._connection is not None:
             with contextlib.suppress(redis.RedisError, OSError):
                 self._connection.send_command(*command)  # type: ignore[no-untyped-call]  # unannotated in redis-py
@@ -122,10 +122,10 @@ class RedisPush:
             try:
                 self._listen(connection)
             except Exception as error:  # noqa: BLE001 - nothing else connects again, and a wait costs little
-                # Not only errors of the driver: a file of the password is no text while it is replaced, or sending fails in another
-                # thread, and the driver drops its buffers under this one.
+                # Other errors than the driver's occur, too: the password file may not be text while it is being replaced, and when sending
+                # fails in another thread, the driver drops the buffers that this thread uses.
                 if self._heard:
-                    pause_s = _RECONNECT_S  # it had worked
+                    pause_s = _RECONNECT_S  # the connection had worked, so begin with a short pause again
                 self._metrics.count("push_disconnected")
                 logger.info("push from %s failed: %s", self._address, error, extra={"address": self._address})
             finally:
@@ -166,9 +166,9 @@ class RedisPush:
                 for listener in self._listeners_of(channel):
                     listener.hear(None)  # earlier commits were not received
                 with self._lock:
-                    if channel not in self._listeners:  # it was left since
+                    if channel not in self._listeners:  # this process has unsubscribed since
                         return
-                    self._heard.add(channel)  # in place: thousands of shards subscribe at once
+                    self._heard.add(channel)  # in place, because thousands of shards may subscribe at once
                 with self._heard_more:
                     self._heard_more.notify_all()
 

@@ -1,4 +1,6 @@
-"""What answers of a server mean: which errors they are, and whether S3 gave them. A proxy that asks to sign in answers 200, with a page."""
+"""Classifies answers of a server: which errors they are, and whether S3 gave them. A proxy that asks to sign in answers 200, with a
+page.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,16 @@ import botocore.parsers
 
 from persist_engine.storage.refusals import is_untrusted
 
-#: The answer of a gateway that did not receive the whole request in time. It may have forwarded what it had.
+#: The answer of a gateway that did not receive the whole request in time. It may have forwarded a part of it.
 REQUEST_TIMEOUT = 408
-#: 4xx answers after which the request may still have taken effect.
+#: The 4xx answers after which the request may still have taken effect.
 UNDECIDED_CODES = ("RequestTimeout", "OperationAborted")
-#: 4xx answers that may not recur.
+#: The 4xx answers for which a retry may help.
 _TRANSIENT_STATUSES = (REQUEST_TIMEOUT, 409, 412, 425, 429)
 _CLIENT_ERROR = botocore.exceptions.ClientError
-#: No blob has this type: puts name none.
+#: The type of a page. No blob has it, because puts name no type.
 _PAGE = "text/html"
-#: So much of a page says which server made it.
+#: The bytes of a page that an error shows. They are enough to recognise the server that made it.
 _SHOWN_BYTES = 120
 
 A = TypeVar("A", bound=Mapping[str, Any])
@@ -30,7 +32,9 @@ class ForeignAnswer(OSError):
 
 
 def from_s3(answer: A) -> A:
-    """The answer to a GET or a HEAD, unless another server gave it: then ForeignAnswer says what came. S3 names the ETag of each object."""
+    """Returns the answer to a GET or a HEAD if S3 gave it, which names the ETag of each object. Otherwise raises ForeignAnswer, which says
+    what came.
+    """
     kind = str(answer.get("ContentType", "")).partition(";")[0].strip().lower()
     if answer.get("ETag") and kind != _PAGE:
         return answer
@@ -45,12 +49,12 @@ def from_s3(answer: A) -> A:
 
 
 def code_of(error: Exception) -> str:
-    """The code of an answer that is an error, or empty."""
+    """The error code of an answer; empty if it is not an error."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, _CLIENT_ERROR) else ""
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of an answer that is an error, or 0."""
+    """The HTTP status of an answer that is an error; 0 if it is not an error."""
     if not isinstance(error, _CLIENT_ERROR):
         return 0
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

@@ -1,9 +1,9 @@
 """Blob on S3 and compatible servers, through boto3. Credentials come from the address's folder, or else from boto3's own chain.
 
-Tuned against boto3's defaults, each for a reason: no `Expect: 100-continue` (it doubles the latency of a put); no retries by
-the SDK (it turns the lost answer of a winning conditional put into a refusal; callers retry); time-outs in seconds. The
-driver's time-outs bound only silence, so `deadlines` bounds each call as a whole. A CRC32 is sent with every put and
-stored, and every get is checked against it.
+The client differs from boto3's defaults. It sends no `Expect: 100-continue`, which doubles the latency of a put. The SDK does not
+retry, because a retry turns the lost answer of a winning conditional put into a refusal; callers retry. Time-outs are seconds. The
+driver's time-outs bound only silence, so `deadlines` bounds each call as a whole. A CRC32 is sent with every put and stored, and
+every get is checked against it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from persist_engine.storage.s3.deadlines import Allowance, CallLimits, Deadlines
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-#: Limit for a whole call: connecting, silence before and after the bytes, and the bytes on the slowest plausible line.
+#: The limits of a whole call: connecting, silence before and after the bytes, and the bytes on the slowest plausible line.
 LIMITS = CallLimits(base_s=60.0, bytes_per_s=128 << 10, threads_max=64)
-#: Refused credentials are read again at most this often: a new client costs 15 ms of a core and new connections.
+#: Refused credentials are read again at most once in this time, because a new client costs 15 ms of a core and new connections.
 CREDENTIALS_S = 5.0
-#: Concurrent puts of the probe. Servers that only pretend conditional writes showed 2 to 16 winners of 16.
+#: The number of concurrent puts of the probe. Servers that only pretend conditional writes showed 2 to 16 winners of 16.
 PROBE_RACERS = 16
-#: A round without a winner (all answers 409, "conflict, try again") is repeated this often.
+#: The limit on rounds. A round without a winner (all answers are 409, "conflict, try again") is repeated.
 PROBE_ROUNDS_MAX = 5
 #: The answer of servers without object versions to a request for versions.
 NOT_IMPLEMENTED = 501
@@ -75,13 +75,13 @@ _probed_lock = threading.Lock()
 def open_s3_blob(at: S3Address, *, env: Env, metrics: Metrics) -> S3Blob:
     """Connect, check that the bucket answers and, once per process and location, that conditional writes exclude each other.
 
-    UnsafeStore if they do not; InvalidUsage if there is no ca_file; StoreRefused if bucket, credentials or endpoint are wrong;
-    Determinate or Indeterminate, naming address, bucket and code, if the store cannot be reached. `probe=False` skips the check, for
-    readers that may not write.
+    Raises UnsafeStore if they do not, InvalidUsage if the ca_file does not exist, and StoreRefused if bucket, credentials or endpoint
+    are wrong. Raises Determinate or Indeterminate, which name address, bucket and code, if the store cannot be reached.
+    `probe=False` skips the check of conditional writes, for readers that may not write.
     """
     address = f"s3://{at.bucket}/{at.prefix}" + (f" ({_host_of(at.endpoint)})" if at.endpoint else "")
     prefix = f"{at.prefix}/" if at.prefix else ""
-    # boto3 has an error without the name, which looks like a broken network.
+    # boto3's own error does not name the file, and looks like a broken network.
     if at.ca_file is not None and not Path(at.ca_file).is_file():
         raise InvalidUsage(f"open {address}: there is no file {at.ca_file}; correct the parameter, or mount the file")
     check_pem(address, ca=trusted(at))
@@ -134,7 +134,7 @@ class S3Blob:
         limits: CallLimits = LIMITS,
         encryption: Mapping[str, str] = NOT_ENCRYPTED,
     ) -> None:
-        """`encryption`: the arguments of every put that ask the server to encrypt."""
+        """`encryption` holds the arguments of every put that request encryption from the server."""
         self._connect = connect
         self._encryption = encryption
         self._env = env
@@ -147,19 +147,19 @@ class S3Blob:
         self._address = address
 
     def get(self, key: str) -> bytes | None:
-        """See Blob. Bytes that fail their checksum are fetched once more; the second failure raises CorruptData."""
+        """See Blob. Bytes that fail their checksum are fetched once more. A second failure raises CorruptData."""
         check_blob_key(key)
         try:
             return self._fetch(key, lambda: self._read(key, "get"))
         except botocore.exceptions.FlexibleChecksumError:
-            pass  # damaged in transit or at rest: the second fetch decides
+            pass  # the bytes were damaged in transit or at rest; the second fetch decides which
         try:
             return self._fetch(key, lambda: self._read(key, "get"))
         except botocore.exceptions.FlexibleChecksumError as error:
             raise CorruptData(f"get {key} at {self._address}: {error}", key=key) from error
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
-        """See Blob. One request. A server that ignores the range sends the whole object, of which this returns the range."""
+        """See Blob. Makes one request. If a server ignores the range and sends the whole object, this still returns the range."""
         check_range(key, start, size_bytes)
 
         def read(client: S3Client, allowance: Allowance) -> bytes:
@@ -170,12 +170,14 @@ class S3Blob:
 
         try:
             return self._fetch(key, lambda: self._run("get", read))
-        except botocore.exceptions.FlexibleChecksumError:  # some servers send that of the whole object with a piece
+        except (
+            botocore.exceptions.FlexibleChecksumError
+        ):  # some servers send the checksum of the whole object with a piece
             return None if (whole := self.get(key)) is None else whole[start : start + size_bytes]
 
     def set(self, key: str, value: bytes) -> None:
-        """See Blob. One request, whatever the size. S3 names the ETag of what it stored: an answer without one is that of another server,
-        such as a proxy that asks to sign in, and the driver takes every 200 for success.
+        """See Blob. Makes one request, whatever the size. S3 names the ETag of what it stored. An answer without an ETag comes from another
+        server, for example from a proxy that asks to sign in, although the driver takes every 200 for success.
         """
         check_blob_value(key, value)
         at, body = self._at(key), self._body(value)
@@ -217,7 +219,7 @@ class S3Blob:
             raise self._mapped("list", prefix, error) from error
 
     def list_kept(self, prefix: str) -> Iterator[KeptBlob]:
-        """See Blob. The versions of a bucket's keys that are not the latest. A store without versions keeps none."""
+        """See Blob. Yields the versions of a bucket's keys that are not the latest. A store without versions keeps none."""
         check_prefix(prefix)
         try:
             for page in self._pages("list_object_versions", "list versions", self._prefix + prefix):
@@ -265,10 +267,10 @@ class S3Blob:
             client.close()
 
     def probe(self) -> None:
-        """Race conditional puts for one new key. UnsafeStore unless exactly one wins and the object has its bytes, and if the server
-        does not encrypt as it is asked to.
+        """Races conditional puts for one new key. Raises UnsafeStore unless exactly one wins, the object has its bytes, and the server
+        encrypts as requested.
 
-        A location that passed is not probed again by this process. The object is deleted in any case.
+        This process does not probe a location again after it passed. The object is deleted in any case.
         """
         location = f"{self._address} {dict(self._encryption)}"
         with _probed_lock:
@@ -293,12 +295,12 @@ class S3Blob:
 
     @property
     def _client(self) -> S3Client:
-        """The client of this process: over connections copied by a fork, parent and child would receive each other's answers.
-        It is recreated after its credentials were refused, or the server's certificate, because it reads the files of both only
-        once, but at most every CREDENTIALS_S.
+        """The client of this process. A forked child needs another one: over copied connections, parent and child would receive
+        each other's answers. The client reads the files of credentials and CAs only once. So it is recreated, at most every
+        CREDENTIALS_S, after its credentials or the server's certificate were refused.
         """
         if self._closed:
-            # Not a store error: retry loops would repeat it without end.
+            # This is not a store error, because retry loops would repeat it without end.
             raise InvalidUsage(f"{self._address}: the store was closed")
         pid, client = self._opened
         if pid != os.getpid():
@@ -310,13 +312,13 @@ class S3Blob:
         return {"Bucket": self._bucket, "Key": self._prefix + key}
 
     def _body(self, value: bytes) -> Any:
-        """The arguments of a put for its bytes. The checksum is given, because boto3 would send its own one behind the bytes, in chunks,
-        if the server has TLS: not every server understands that, and one that refuses early breaks the connection under it.
+        """The arguments of a put for its bytes, with their checksum. Otherwise, if the server has TLS, boto3 would send the bytes in chunks
+        with its own checksum behind them. Not every server understands that, and a server that refuses early breaks the connection.
         """
         return {"Body": value, "ChecksumCRC32": b64encode(zlib.crc32(value).to_bytes(4)).decode(), **self._encryption}
 
     def _run(self, verb: str, call: Callable[[S3Client, Allowance], T], *, byte_count: int = 0) -> T:
-        """Run one request, including its whole answer, in the time allowed for its bytes."""
+        """Runs one request, including its whole answer, within the time allowed for its bytes."""
         client = self._client
         return self._deadlines.run(verb, lambda allowance: call(client, allowance), byte_count=byte_count)
 
@@ -395,7 +397,7 @@ class S3Blob:
             except botocore.exceptions.ClientError as error:
                 if status_of(error) != 404:
                     raise
-            # The answer to HEAD has no body, so only a GET distinguishes a missing object from a missing bucket.
+            # An answer to HEAD has no body, so only a GET distinguishes a missing object from a missing bucket.
             return self._run(verb, looked_at)
         except _DRIVER_ERRORS as error:
             if code_of(error) in _MISSING_CODES:
@@ -403,7 +405,7 @@ class S3Blob:
             raise self._mapped(verb, key, error) from error
 
     def _check_whole(self, page: Mapping[str, Any], next_page: str, verb: str, key: str) -> None:
-        """Raise Indeterminate if the driver is not going to list everything. It takes an answer that was cut off before its
+        """Raises Indeterminate if the driver would not list everything. The driver takes an answer that was cut off before its
         first byte for an empty page, and an answer without the start of the next page for the last page.
         """
         says_nothing = "IsTruncated" not in page and "Name" not in page
@@ -423,7 +425,7 @@ class S3Blob:
             text += f": bucket {self._bucket}: {code} ({status}): {error.response.get('Error', {}).get('Message', '')}"
             refused = 400 <= status < 500 and status != REQUEST_TIMEOUT and code not in UNDECIDED_CODES
             return (Determinate if refused else Indeterminate)(text, key=key, code=code)
-        if isinstance(error, RecursionError):  # the driver follows each redirect in a call of its own
+        if isinstance(error, RecursionError):  # the driver follows redirects by recursion
             return Indeterminate(f"{text}: the endpoint redirects without end", key=key)
         kind = Determinate if isinstance(error, _NEVER_SENT) else Indeterminate
         return kind(f"{text}: {error}", key=key)
@@ -439,7 +441,7 @@ _NO_CREDENTIALS = (
     botocore.exceptions.PartialCredentialsError,
     botocore.exceptions.CredentialRetrievalError,
 )
-#: Codes for which other credentials may help. "403" stands for an answer without a body, and so does "400", of a token that has expired.
+#: The codes for which other credentials may help. "403" and "400" are answers without a body; "400" is that to an expired token.
 _REFUSED_CREDENTIALS = ("400", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
 _DRIVER_ERRORS = (
     botocore.exceptions.BotoCoreError,
@@ -448,8 +450,8 @@ _DRIVER_ERRORS = (
     OSError,
     RecursionError,
 )
-#: Raised before a request is sent. A failing proxy is not among them: the driver reports a connection that the proxy resets
-#: after the request as one that was never made.
+#: The errors that are raised before a request is sent. The error of a failing proxy is not one of them: if the proxy resets a
+#: connection after the request, the driver reports it as a connection that was never made.
 _NEVER_SENT = (
     botocore.exceptions.EndpointConnectionError,
     botocore.exceptions.ConnectTimeoutError,

@@ -1,4 +1,4 @@
-"""The client of one location in S3: time-outs, credentials, trusted CAs, and the arguments that ask for encryption."""
+"""The client of one location in S3: time-outs, credentials, trusted CAs, and the arguments that request encryption."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from persist_engine.storage.refusals import TRUST, is_untrusted
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-#: One round trip and room for a lost SYN or two.
+#: Enough for one round trip and for one or two lost SYNs.
 CONNECT_TIMEOUT_S = 5.0
 #: Bounds silence, not duration. S3's slowest first bytes take about 1 s; a put's answer may wait for a gateway's slow disk.
 READ_TIMEOUT_S = 30.0
-#: GC deletes with 32 in flight; two parts per writer and the fetches of readers are added.
+#: GC makes 32 deletes at once. Writers upload two parts each at once, and readers fetch in addition.
 CONNECTIONS_MAX = 64
-#: A fixed name: boto3 would put a longer one together for each request, which takes a tenth of a small one.
+#: A fixed name. boto3 would build a longer one for each request, which takes a tenth of the time of a small request.
 USER_AGENT = "persist-engine"
-#: No arguments: the bucket says how its objects are encrypted.
+#: The arguments without an encryption parameter: the bucket decides how its objects are encrypted.
 NOT_ENCRYPTED: Mapping[str, str] = MappingProxyType({})
 
 
@@ -45,7 +45,7 @@ def encryption_of(at: S3Address) -> Mapping[str, str]:
 
 
 def s3_client(at: S3Address) -> S3Client:
-    """A client for `at`: with the credentials and the CA bundle of its folder where these exist. Its errors are those of boto3."""
+    """A client for `at`. It uses the credentials and the CA bundle of the address's folder if they exist. Its errors are those of boto3."""
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
@@ -63,7 +63,7 @@ def s3_client(at: S3Address) -> S3Client:
 
 
 def remedy(cause: BaseException | None) -> str:
-    """What a person does about a server that refuses a location."""
+    """What a person must do about a server that refuses a location."""
     if is_untrusted(cause):
         return TRUST
     match cause:
@@ -77,7 +77,7 @@ def remedy(cause: BaseException | None) -> str:
 
 _RIGHTS = "give these credentials the right to list the bucket, and to get, put and delete below the prefix"
 _KEY = "correct the access key and its secret, or the endpoint"
-#: By the code of the answer.
+#: The remedies by the code of the answer.
 _REMEDIES = {
     "NoSuchBucket": "create the bucket, or correct its name or the endpoint",
     "AccessDenied": _RIGHTS,
@@ -92,12 +92,12 @@ _REMEDIES = {
 
 
 def _session(credentials_dir: str | None) -> botocore.session.Session:
-    """A session that reads the location's own credentials if it has any, never mixed with those of the process; else the process's."""
+    """A session with the location's own credentials if it has any, otherwise with those of the process. They are never mixed."""
     session = botocore.session.get_session()
     session.register_component("data_loader", _descriptions())
     file = Path(credentials_dir or "", S3_CREDENTIALS_FILE)
     if credentials_dir and file.exists():
-        # Static keys only: other contents of such a file (a command to run, a role) must not take effect.
+        # Accept static keys only: other contents of such a file (a command to run, a role) must not take effect.
         provider = botocore.credentials.SharedCredentialProvider(str(file), profile_name="default")
         session.register_component("credential_provider", botocore.credentials.CredentialResolver([provider]))
     return session
@@ -105,12 +105,12 @@ def _session(credentials_dir: str | None) -> botocore.session.Session:
 
 @functools.cache
 def _descriptions() -> botocore.loaders.Loader:
-    """Keeps what it read of boto3's descriptions of services. Reading them is five sixths of what the start of a client costs."""
+    """A loader that caches boto3's descriptions of services. Reading them takes five sixths of the time to create a client."""
     loader: botocore.loaders.Loader = botocore.session.get_session().get_component("data_loader")
     return loader
 
 
 def trusted(at: S3Address) -> str | None:
-    """The file with the CAs that may sign the server's certificate. None: those of boto3, or of AWS_CA_BUNDLE."""
+    """The file with the CAs that may sign the server's certificate. None means the CAs of boto3, or of AWS_CA_BUNDLE."""
     file = Path(at.credentials_dir or "", S3_CA_FILE)
     return at.ca_file or (str(file) if at.credentials_dir and file.exists() else None)

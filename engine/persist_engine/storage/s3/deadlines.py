@@ -1,8 +1,8 @@
-"""Bounds the total time of calls to a driver that itself bounds only silence. Each call has a thread to itself while it runs; a call
-that takes too long is left behind. A hanging thread is better than a hanging writer, and a warning and two metrics report it.
+"""Bounds the total time of calls to a driver that itself bounds only silence. Each call runs in a thread of its own. A call that takes too
+long is left behind: a hanging thread is better than a hanging writer. A warning and two metrics report it.
 
-The number of threads is bounded, including those left behind. If all of them hang, no further call starts. A thread that is done waits for
-the next call for a while, because its start costs a tenth of a small call.
+The number of threads is bounded, including those left behind. If all of them hang, no further call starts. A thread waits for the next call
+for a while after it finished one, because starting a thread costs a tenth of a small call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LeftBehind(TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """Time limit of a call: `base_s`, plus the time its bytes take at `bytes_per_s`. `threads_max` applies per process."""
+    """The time limit of a call: `base_s`, plus the time that its bytes take at `bytes_per_s`. `threads_max` applies per process."""
 
     base_s: float
     bytes_per_s: int
@@ -45,14 +45,14 @@ class CallLimits:
 
 
 class Allowance:
-    """Time limit of one call. Thread-safe."""
+    """The time limit of one call. Thread-safe."""
 
     def __init__(self, limits: CallLimits, deadline_s: float) -> None:
         self._limits = limits
         self.deadline_s = deadline_s
 
     def add(self, byte_count: int) -> None:
-        """Extend the limit for `byte_count` more bytes than were known before."""
+        """Extends the limit for `byte_count` bytes that were not known before."""
         self.deadline_s += byte_count / self._limits.bytes_per_s
 
 
@@ -63,18 +63,18 @@ class _Call:
     answer: Future[Any]
 
     def run(self) -> Callable[[], None]:
-        """Returns what hands the result, or the error, to the caller."""
+        """Makes the call. Returns a function that passes its result, or its error, to the caller."""
         try:
             return partial(self.answer.set_result, self.call())
         except BaseException as error:  # noqa: BLE001 - raised in the calling thread
             try:
                 return partial(self.answer.set_exception, error)
             finally:
-                del self  # the error holds this frame, and so would hold itself, with the bytes of the call
+                del self  # the error refers to this frame, so it would keep itself and the bytes of the call alive
 
 
 class _Threads:
-    """Those of one process: a fork copies none, and a lock as it was just then."""
+    """The threads of one process. A forked child needs its own: a fork copies no threads, and copies locks in their momentary state."""
 
     def __init__(self, threads_max: int) -> None:
         self.pid = os.getpid()
@@ -94,12 +94,12 @@ class Deadlines:
         self._threads = _Threads(limits.threads_max)
 
     def run(self, verb: str, call: Callable[[Allowance], T], *, byte_count: int = 0) -> T:
-        """Return or raise what `call` returns or raises. NotBegun if no thread is free. LeftBehind if the call takes longer
-        than allowed for `byte_count` bytes and the bytes it adds to its allowance.
+        """Returns or raises what `call` returns or raises. Raises NotBegun if no thread is free. Raises LeftBehind if the call
+        takes longer than allowed for `byte_count` bytes and the bytes that it adds to its allowance.
         """
         threads = self._threads
         if threads.pid != os.getpid():
-            # SUBTLE: no lock of the parent's can be trusted. Of two threads of a child that begin at once each has threads of its own.
+            # SUBTLE: no lock of the parent can be trusted. If two threads of a child begin at once, each may create its own `_Threads`.
             threads = self._threads = _Threads(self._limits.threads_max)
         if not threads.slots.acquire(timeout=self._limits.base_s):
             raise NotBegun(f"all {self._limits.threads_max} threads are busy or hang in calls that were left behind")
@@ -123,7 +123,7 @@ class Deadlines:
                 try:
                     return answer.result(timeout=max(0.0, left_s))
                 except TimeoutError:
-                    if answer.done():  # the call's own TimeoutError, or its answer came just now
+                    if answer.done():  # the call itself raised TimeoutError, or its answer came just now
                         return answer.result()
                     if self._env.monotonic_s() < allowance.deadline_s:
                         continue  # the call extended its limit
@@ -148,7 +148,7 @@ class Deadlines:
 
 
 def _hand(threads: _Threads, call: _Call) -> None:
-    """Let the thread that waits since last run `call`; without one, a new thread."""
+    """Makes a thread run `call`: the one that began to wait last, or a new one if none waits."""
     with threads.lock:
         calls = threads.idle.pop() if threads.idle else None
     if calls is None:
@@ -170,16 +170,16 @@ def _serve(threads: _Threads, calls: queue.SimpleQueue[_Call]) -> None:
         threading.current_thread().name = f"persist-{call.verb}"
         settle = call.run()
         threading.current_thread().name = _IDLE_NAME
-        # Before the caller goes on, which may call again.
+        # Do this before the caller continues, because it may make another call.
         with threads.lock:
             threads.idle.append(calls)
         threads.slots.release()
         settle()
-        del call, settle  # with the answer, which may be large
+        del call, settle  # they refer to the answer, which may be large
 
 
 def race(run: Callable[[int], str], count: int) -> list[str]:
-    """Run `run(0)` to `run(count - 1)` concurrently. Raises the first error after all have ended."""
+    """Runs `run(0)` to `run(count - 1)` concurrently. Raises the first error after all have ended."""
     outcomes: list[str | BaseException] = [""] * count
     start = threading.Barrier(count)
 
