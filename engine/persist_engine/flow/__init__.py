@@ -1,1 +1,1 @@
-"""Room 2: dataflow machines without I/O."""
+"""Dataflow machines without I/O."""

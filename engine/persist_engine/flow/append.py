@@ -8,7 +8,7 @@ per sink. Pure: events in, instructions out. The shell defines what a batch is; 
                     frontier past lower, described: Commit
 
 A lost append is no error: the missing updates remain in desired minus persisted, and the next description writes them.
-Every received batch is passed on exactly once: appended, deleted, or left alone if its outcome is unknown.
+Every received batch ends exactly once: it is appended, deleted, or left alone if its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True)
 class Commit(Generic[B]):
-    """Compare-and-append `batches`; answer with `on_appended` or `on_mismatch`. With `raise_first`, first raise the shard's
-    upper to `lower` by an empty append: the shard is behind, and no data belongs in between.
+    """Compare-and-append `batches`, and then call `on_appended`, `on_mismatch` or `on_unknown`. With `raise_first`, first raise
+    the shard's upper to `lower` by an empty append: the shard is behind, and no data belongs in between.
     """
 
     lower: Antichain
@@ -65,7 +65,7 @@ class Append(Generic[B]):
 
     @property
     def lower(self) -> Antichain:
-        """Descriptions and batches with an older lower are stale."""
+        """The greatest lower so far. Descriptions and batches with an older lower are stale."""
         return self._lower
 
     def on_description(self, described: Describe) -> list[Commit[B] | Delete[B]]:
@@ -79,7 +79,7 @@ class Append(Generic[B]):
         """A worker staged `batch` under the description with this lower."""
         out = self._raise_lower(lower)
         if lower < self._lower:
-            # (seed) Stale batches were once skipped here and their blobs leaked (bug 30).
+            # Stale batches were once skipped here, and their blobs leaked (spec 20, bug 30).
             return [*out, Delete((batch,))]
         self._stash.append(batch)
         return out + self._commit()

@@ -35,7 +35,7 @@ class Staged:
     reads_back: bool = False
     """Whether their contents are the difference to what the shard held up to `as_of`."""
     as_of: int | None = None
-    """None: the difference to the empty collection, because the shard was never written."""
+    """None means the difference to the empty collection, because the shard was never written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,10 @@ _POWERS = (np.uint64(1) << np.arange(63, dtype=np.uint64)).astype(np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferPolicy:
-    """Numbers. A buffer that can spill keeps about `memory_bytes` in memory."""
+    """The limits of a buffer. A buffer that can spill keeps about `memory_bytes` in memory."""
 
     memory_bytes: int = 256 << 20
-    """Bound for the whole buffer."""
+    """The bound for the whole buffer."""
     rows_min: int = 65_536
     """See ChainPolicy."""
     dampener: int = 1
@@ -45,17 +45,17 @@ class BufferPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSize:
-    """Contents and history of a buffer, as counts."""
+    """The contents and the history of a buffer, as counts."""
 
     rows: int
     capacity_rows: int
-    """Rows that fit before the buffer consolidates."""
+    """The number of rows that fit before the buffer consolidates."""
     memory_bytes: int
     spilled_bytes: int
     inserted_rows: int
-    """Rows ever inserted, including negated ones."""
+    """The number of rows ever inserted, including negated ones."""
     cancelled_rows: int
-    """Inserted rows that are gone: they cancelled with others, or lay beyond a closed since."""
+    """The number of inserted rows that are gone: they cancelled with others, or were inserted after since was closed."""
 
 
 class CorrectionBuffer:
@@ -71,8 +71,8 @@ class CorrectionBuffer:
     ) -> None:
         policy = policy or BufferPolicy()
         self._laws = laws
-        # Memory budget: half for chunks, an eighth for unsorted rows and twice that again while they are sorted, a quarter for
-        # merging.
+        # The memory is divided as follows: half for chunks, an eighth for unsorted rows (three times that while they are sorted), and a
+        # quarter for merging.
         self._store = ChunkStore(spill, memory_bytes_max=policy.memory_bytes // 2)
         self._pending_bytes_max = policy.memory_bytes // 8
         self._chain_policy = ChainPolicy(
@@ -87,7 +87,7 @@ class CorrectionBuffer:
 
     @property
     def since(self) -> Antichain:
-        """No time in the buffer is before it."""
+        """The since: no time in the buffer is before it."""
         return self._since
 
     def size(self) -> BufferSize:
@@ -120,8 +120,8 @@ class CorrectionBuffer:
         self.insert(updates.set_column(index, updates.schema.field(index), negated))
 
     def updates_before(self, upper: Antichain) -> Iterator[pa.Table]:
-        """Yield all updates with a time before `upper`, consolidated, as non-empty tables. They stay in the buffer. Insert
-        nothing while iterating.
+        """Yield all updates with a time before `upper`, consolidated, as non-empty tables. They stay in the buffer. The caller
+        must insert nothing while it iterates.
         """
         last = _index(self._since, upper)
         for index in sorted(self._chains):
@@ -135,7 +135,7 @@ class CorrectionBuffer:
                     yield found
 
     def advance_since(self, since: Antichain) -> None:
-        """Advance times before `since` to `since`. A closed since clears the buffer. InvariantViolated if since goes back.
+        """Advance times before `since` to `since`. A closed since clears the buffer. Raises InvariantViolated if since goes back.
 
         Whole chains move without touching their rows. Rows that now cancel stay until they are consolidated.
         """
@@ -150,7 +150,7 @@ class CorrectionBuffer:
             self._chains.clear()
             return
         split = _index(before, since)
-        # Ascending, because the last chain is redistributed into the places of those before it.
+        # In ascending order, because the last chain is redistributed into the places of those before it.
         for index in sorted(index for index in self._chains if 0 < index <= split):
             runs, pending = self._chains.pop(index).take()
             if index == split:
@@ -164,7 +164,7 @@ class CorrectionBuffer:
                 self._chain(self._chain_index(run[0].time_max)).push_run(run)
 
     def consolidate_at_since(self) -> None:
-        """Cancel what lies at since, and bound what lies behind it (amortised: see `Chain.consolidate_soon`)."""
+        """Cancel updates at since, and so bound their number (amortised: see `Chain.consolidate_soon`)."""
         due = self._chains.get(0)
         if due is not None:
             due.consolidate_soon(self._since)

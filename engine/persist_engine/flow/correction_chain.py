@@ -1,4 +1,4 @@
-"""Chain: the updates of one stretch of time, consolidated when it pays off (spec 17.6). Pure.
+"""Chain: the updates of one stretch of time, consolidated when that saves more than it costs (spec 17.6). Pure.
 
     runs     [ main: consolidated ][ sorted ][ sorted ] ...     in memory or spilled
     pending  [ table ][ table ] ...                             as received, in memory
@@ -30,16 +30,16 @@ RUNS_MAX = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainPolicy:
-    """Numbers."""
+    """The limits of a chain."""
 
     rows_min: int
-    """Loose rows that are always tolerated: for fewer, consolidating costs more in calls than in rows."""
+    """The number of loose rows that are always tolerated. With fewer, consolidating costs more in calls than in rows."""
     dampener: int
-    """Loose rows tolerated beside n consolidated rows: n / (dampener + 1). A larger value means more work and less memory."""
+    """Beside n consolidated rows, n / (dampener + 1) loose rows are tolerated. A larger value means more work and less memory."""
     chunk_bytes: int
-    """Approximate size of a chunk, the unit of spilling and reading back."""
+    """The approximate size of a chunk, the unit of spilling and reading back."""
     merge_bytes: int
-    """Memory of a streaming merge. Less than a quarter of it is sorted in one piece instead."""
+    """The memory of a streaming merge. Rows of less than a quarter of it are sorted in one piece instead."""
 
 
 class Chain:
@@ -52,17 +52,17 @@ class Chain:
         self.pending_bytes = 0
         self.rows = 0
         self.loose_rows = 0
-        """Rows outside the main run; all rows if there is none."""
+        """The number of rows outside the main run; all rows if there is none."""
 
     @property
     def capacity_rows(self) -> int:
-        """Rows that fit before the chain consolidates."""
+        """The number of rows that fit before the chain consolidates."""
         main = self.rows - self.loose_rows
         return main + max(self._policy.rows_min, main // (self._policy.dampener + 1))
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in memory."""
+        """The bytes in memory."""
         return self.pending_bytes + sum(
             chunk.size_bytes for run in self.runs for chunk in run if chunk.table is not None
         )
@@ -131,7 +131,7 @@ class Chain:
             yield self._laws.advance_times(self._store.read(chunk), since)
 
     def sort_pending(self, since: Antichain) -> None:
-        """Turn the pending tables into a run, whose chunks can be spilled, and merged within bounds."""
+        """Turn the pending tables into a run. Its chunks can be spilled, and merged within the memory bound."""
         if not self.pending:
             return
         tables, self.pending, self.pending_bytes = self.pending, [], 0
@@ -194,5 +194,5 @@ def _cut(table: pa.Table, target_bytes: int) -> Iterator[pa.Table]:
         yield table
         return
     for start in range(0, table.num_rows, rows):
-        # Copied, because a slice would keep the whole table alive, and spilling the others would free no memory.
+        # The slice is copied, because it would keep the whole table alive, and spilling the others would free no memory.
         yield table.slice(start, rows).combine_chunks().take(pa.array(np.arange(min(rows, table.num_rows - start))))

@@ -74,7 +74,7 @@ class Chunk:
 
 
 Run = list[Chunk]
-"""Consecutive chunks whose rows are in (key, val, time) order throughout."""
+"""Consecutive chunks. Their rows are in (key, val, time) order throughout."""
 
 
 class ChunkStore:

@@ -1,4 +1,4 @@
-"""How far the desired collection is known. It arrives in two streams, rows and errors, and is known only as far as both are. Pure."""
+"""How far the desired collection is known. It arrives in two streams, rows and errors, and is known only as far as both are known. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DesiredFrontiers:
 
     @property
     def frontier(self) -> Antichain:
-        """Every desired update before it is known, of both streams."""
+        """The frontier before which all desired updates of both streams are known."""
         return self._of[Stream.OK].meet(self._of[Stream.ERR])
 
     @property
@@ -42,7 +42,7 @@ class DesiredFrontiers:
         return MappingProxyType(self._of)
 
     def advance(self, stream: Stream, frontier: Antichain) -> bool:
-        """Record that `stream` has no more updates before `frontier`. Returns whether that moved the common frontier.
+        """Record that `stream` has no more updates before `frontier`. Returns whether that moved the common frontier. Raises
         InvalidUsage if the stream's frontier goes back. Idempotent.
         """
         current = self._of[stream]

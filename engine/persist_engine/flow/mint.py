@@ -5,7 +5,7 @@
                         ├─▶ persist < desired? ──┤
      the shard's upper ─┘     lower is new?      └─▶ Describe(lower, upper)  to every worker, and to append
 
-It follows the shard's upper, not the frontier that was read back. The two differ while reading lags, and if the shard's since
+Mint follows the shard's upper, not the frontier that was read back. The two differ while reading lags, and if the shard's since
 is beyond its upper, nothing can be read at all.
 
 Invariants: lowers rise strictly and uppers never fall, so only the newest description can still be appended.
@@ -51,7 +51,7 @@ class Mint:
     """State: the two frontiers, the last minted lower, and whether writing is allowed."""
 
     def __init__(self, desired: DesiredFrontiers, *, as_of: Antichain, read_only: bool) -> None:
-        """Nothing is written before `as_of`: earlier desired updates count as of it."""
+        """Nothing is written before `as_of`. Desired updates at earlier times count as updates at `as_of`."""
         check(not as_of.is_empty(), "a sink without a time to begin at has nothing to write")
         self._desired = desired
         self._as_of = as_of
@@ -66,13 +66,13 @@ class Mint:
 
     @property
     def output_frontier(self) -> Antichain:
-        """No future description has a lower before it."""
+        """The frontier before which no future description has its lower."""
         return (
             self.persist_frontier if self._last_lower is None else self.persist_frontier.join(after(self._last_lower))
         )
 
     def on_desired_frontier(self, stream: Stream, frontier: Antichain) -> list[MintInstruction]:
-        """`stream` has no more desired updates before `frontier`. InvalidUsage if it goes back."""
+        """`stream` has no more desired updates before `frontier`. Raises InvalidUsage if it goes back."""
         self._desired.advance(stream, frontier)
         return self._mint()
 

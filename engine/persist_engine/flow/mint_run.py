@@ -1,4 +1,4 @@
-"""Mint of a batch run: chooses the times it writes at. Pure: facts in, a decision out. The shell (Spark driver, thread, test) acts on it.
+"""Mint of a batch run: chooses the times at which it writes. Pure: facts in, a decision out. The shell (Spark driver, thread, test) acts.
 
 A run of a batch sink goes mint -> write -> append. Mint gives the run its time and its lower, the shard's upper, where its
 batch must start. `append_run.py` decides what to do after a refused append.
@@ -23,11 +23,11 @@ _WITH_ROWS = re.compile(rb"(.+)\nrows-1:([0-9a-f]{32})", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class RunToken:
-    """The progress that a run commits with its data: its name, and for a run that corrects all of the shard's contents the digest of the
+    """The progress that a run commits with its data: its name and, if the run corrects all of the shard's contents, the digest of the
     rows that the shard then holds.
 
-    A durable format. A token without a digest is the name alone, as before digests existed. A release that knows no digests takes the
-    token for the name of another run, and repeats the run: it corrects nothing.
+    This is a durable format. A token without a digest is the name alone, as before digests existed. A release that knows no digests takes
+    the token for the name of another run and repeats the run, which then finds nothing to correct.
     """
 
     run: bytes
@@ -75,7 +75,7 @@ class Minted:
 
 @dataclass(frozen=True, slots=True)
 class RaiseUpper:
-    """First append an empty batch at [lower, upper), then look again: until then, the persisted collection is not readable (see `mint`)."""
+    """First append an empty batch at [lower, upper), then mint again. Until then, the persisted collection is not readable (see `mint`)."""
 
     lower: Antichain
     upper: Antichain
@@ -98,7 +98,7 @@ class Superseded:
 def mint(
     view: ShardView, *, run: bytes, now_ms: int, reads_back: bool
 ) -> Minted | RaiseUpper | AlreadyDone | Superseded:
-    """Choose the times for the run named `run`. `reads_back`: the run corrects the persisted collection instead of adding to it.
+    """Choose the times for the run named `run`. `reads_back` means that the run corrects the persisted collection and does not add to it.
 
     Runs named `<series>-<number>` form a sequence. Once a newer run committed, an older one is superseded, whatever its own
     outcome, because the shard remembers only the last run.

@@ -19,7 +19,7 @@ from persist_engine.model.frontier import DATA_TIME_MAX, EMPTY, Antichain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refresh:
-    """Refreshes at `aligned_to`, at every multiple of `every` before and after it (None: not at all), and at each time of `at`.
+    """Refreshes at `aligned_to` and at every multiple of `every` before and after it (None: at neither), and at each time of `at`.
     Times are the collection's own: milliseconds, unless the sink defines otherwise.
     """
 

@@ -2,11 +2,11 @@
 decided against what the shard itself holds. Pure: events in, emissions out. A thread, a Spark task and a test are three shells
 around it.
 
-State comes only from the persisted output of all writers. It is exact when the persisted frontier is, and an emission changes
-nothing until it comes back. An emission covers [persisted frontier, input frontier) and must be appended at exactly its lower,
-or not at all. If another writer was faster, its output arrives, commands at the times it wrote are dropped, and the rest is
-decided anew. Replicas of one input may therefore run side by side, restarts need no recovery of their own, and hydrating is
-only catching up.
+State comes only from the persisted output of all writers. It is exact for the contents before the persisted frontier, and an
+emission changes nothing until it comes back. An emission covers [persisted frontier, input frontier) and must be appended at
+exactly its lower, or not at all. If another writer was faster, its output arrives, commands at the times that it wrote are
+dropped, and the rest is decided anew. So replicas of one input may run side by side, restarts need no recovery of their own, and
+hydrating is the same as catching up.
 
 Partial mode (spec 16.8): if one time has too many commands to wait for, `drain_partially` decides those that have arrived while
 the time is still open. These decisions are provisional. They are kept apart, with order keys and tombstones, so that a later
@@ -48,7 +48,7 @@ class Emission:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What each of the distinct `keys` holds before an emission (settled records) and after it (null: nothing)."""
+    """The records of the distinct `keys` before an emission (settled) and their values after it (null: none)."""
 
     keys: UInt64s
     before: Records
@@ -56,8 +56,8 @@ class Outcome:
 
 
 class UpsertMachine:
-    """One instance per shard and shell. Not thread-safe. `frontier` is where `state` starts: the state holds all or none of
-    what lies before it. `provisional` opens a state for partial mode.
+    """One instance per shard and shell. Not thread-safe. `frontier` is where `state` starts: the state holds all updates before
+    it, or none. `provisional` opens a state for partial mode.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class UpsertMachine:
 
     @property
     def persisted_frontier(self) -> Antichain:
-        """The state holds everything persisted before it."""
+        """The frontier before which the state holds all persisted updates."""
         return self._persisted
 
     @property
@@ -83,12 +83,12 @@ class UpsertMachine:
 
     @property
     def stashed(self) -> int:
-        """Number of waiting commands."""
+        """The number of waiting commands."""
         return sum(int(table.num_rows) for table in self._stash)
 
     @property
     def output_frontier(self) -> Antichain:
-        """No future emission has an update before it: the least stashed time, or the input frontier."""
+        """The frontier before which no future emission has an update: the least stashed time, or the input frontier."""
         times = (int(pc.min(table.column("time")).as_py()) for table in self._stash)
         return self._input.meet(Antichain.of(least)) if (least := min(times, default=-1)) >= 0 else self._input
 
@@ -109,7 +109,7 @@ class UpsertMachine:
     def on_persisted_frontier(self, frontier: Antichain) -> int:
         """All updates before `frontier` were received. Returns the number of commands dropped because their time is already written.
 
-        InvariantViolated if a key then holds neither one value nor none: other programs than upserts wrote the shard.
+        Raises InvariantViolated if a key then has neither one value nor none, because not only upserts wrote the shard.
         """
         check(self._persisted <= frontier, f"the persisted frontier went back from {self._persisted} to {frontier}")
         self._state.check_settled()
@@ -155,7 +155,9 @@ class UpsertMachine:
         return int(commands.num_rows - sum(table.num_rows for table in kept))
 
     def values(self, commands: pa.Table) -> pa.LargeBinaryArray:
-        """What the state holds of each command's key; null: nothing. `is_whole` must hold. InvariantViolated as of `drain`."""
+        """The value of each command's key in the state; null if it has none. Requires `is_whole`. Raises InvariantViolated as `drain`
+        does.
+        """
         check(self._is_whole, "values are read while persisted updates are partly received")
         keys = hashes_of(commands)
         return self._decoded(keys, self._state.multi_get(keys), commands, np.arange(len(keys)))
@@ -186,9 +188,9 @@ class UpsertMachine:
         return Emission(self._persisted, self._input, updates, outcome)
 
     def drain_partially(self) -> pa.Table | None:
-        """Return the updates of the commands at the persisted frontier so far, while more may arrive at that time. These
-        commands leave the stash; append their updates together with those of later drains of this time. None if persisted
-        updates are partly received or there is nothing to decide.
+        """Return the updates of the commands received so far at the persisted frontier, while more may arrive at that time. These
+        commands leave the stash. The caller must append their updates together with those of later drains of this time. None if
+        persisted updates are partly received or there is nothing to decide.
         """
         check(self._open_provisional is not None, "partial draining needs a provisional state")
         time = self._persisted.time
@@ -228,7 +230,7 @@ class UpsertMachine:
             return commands, _corrections(commands, first_of_key, known), Outcome(distinct, before, after)
         known, outdated = self._overlaid(self._provisional.multi_get(distinct), known, heads, commands)
         if outdated.any():
-            # The key's later commands start from the known value: drop the row, so that the key's next row becomes its head.
+            # The key's later commands start from the known value. So drop the row, and the key's next row becomes its head.
             kept = np.flatnonzero(~outdated)
             numbers = (np.cumsum(first_of_key) - 1)[kept]
             commands = commands.take(pa.array(kept))
@@ -296,8 +298,9 @@ _NO_UPDATES = pa.table(
 
 
 def _winners(commands: pa.Table) -> tuple[Int64s | None, Bools]:
-    """Return (the rows that count, by (key, time), namely the greatest order or, among equal orders, the first; whether each
-    begins a key). The rows are None if all keys are distinct, so that every row counts in its place.
+    """Return (the rows that count, in order of (key, time); whether each begins a key). Among the rows of one key and time, the one
+    with the greatest order counts or, among equal orders, the first. The rows are None if all keys are distinct, so that every row
+    counts in its place.
     """
     keys, times = hashes_of(commands), commands.column("time").to_numpy()
     lead = np.sort(keys[:, 0])

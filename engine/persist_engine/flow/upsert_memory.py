@@ -1,7 +1,7 @@
-"""The store of upsert state in memory: a hash table over numpy arrays, probed one batch of keys at a time.
+"""The store of upsert state in memory: a hash table over numpy arrays, which looks up one batch of keys at a time.
 
     buckets   [b]     8 entries of (tag: upper 32 bits of the key's second word | slot + 1), 0 if free; one cache line
-    fill      [b]     entries in use; a key whose bucket is full lies in the next bucket with space
+    fill      [b]     entries in use; a key whose bucket is full is in the next bucket with space
     keys      [slot]  the whole key
     starts    [slot]  offset of its record in `arena`
     sizes     [slot]  words of the record, -1 if the key was deleted
@@ -28,16 +28,16 @@ from persist_engine.flow.upsert_store import KEY_WORDS, check_keys
 from persist_engine.flow.word_rows import WORD_BYTES, Int64s, UInt64s, Words, gather, scatter
 
 _ENTRIES = 8
-#: Share of the entries that may be in use. At a half, one bucket in fifty overflows.
+#: The share of the entries that may be in use. At a half, one bucket in fifty overflows.
 _LOAD = 0.5
 _BUCKETS_MIN = 64
 #: A slot takes 32 bits of an entry, and 0 means free.
 _SLOTS_MAX = (1 << 32) - 2
 _ITEMS_CHUNK = 1 << 16
-#: Memory of a key besides its record: key, start, size, and two entries at the load above.
+#: The memory of a key besides its record: key, start, size, and two entries at the load above.
 ENTRY_BYTES = KEY_WORDS * WORD_BYTES + 8 + 8 + 2 * 8
 
-#: Keys looked up at once. Bounds the memory for comparing their buckets (64 bytes per key, a few times over).
+#: The number of keys looked up at once. It bounds the memory for comparing their buckets (64 bytes per key, a few times over).
 _FIND_BLOCK = 1 << 15
 _NOTHING_FOUND = (np.zeros((0, KEY_WORDS), np.uint64), np.zeros(0, np.int64))
 _SLOT_BITS = np.uint64(32)
@@ -66,7 +66,7 @@ class MemoryStore:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the records, plus the table's memory for each."""
+        """The size of the records, plus the table's memory for each."""
         return self._live_words * WORD_BYTES + len(self) * ENTRY_BYTES
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class MemoryStore:
         present = (
             records.is_valid().to_numpy(zero_copy_only=False) if records.null_count else np.ones(len(keys), np.bool_)
         )
-        # A caller usually puts the keys that it has just got.
+        # A caller usually puts the keys that it has just looked up.
         slots = self._found[1] if self._found[0] is keys else self._find(keys)
         self._found = _NOTHING_FOUND
         fresh = np.flatnonzero((slots < 0) & present)
@@ -188,7 +188,7 @@ class MemoryStore:
         self._enter(slots)
 
     def _enter(self, slots: Int64s) -> None:
-        """Write the entries of slots that have none: side by side in their bucket; those that do not fit go to the next bucket."""
+        """Write the entries of slots that have none, side by side in their bucket. Entries that do not fit go to the next bucket."""
         mask = len(self._fill) - 1
         keys = self._keys[slots]
         buckets = (keys[:, 0] & np.uint64(mask)).astype(np.int64)

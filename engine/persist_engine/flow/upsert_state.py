@@ -1,7 +1,7 @@
 """State values of upsert and their arithmetic: XOR consolidation of updates in any order, and decoding with every check (spec
 16.2 to 16.6). Pure; everything works on columns.
 
-A record is whole words: a header of four and a payload.
+A record is a number of whole words: a header of four and a payload.
 
              Snapshotting          Value            Tombstone
     word 0   kind                  kind, ordered    kind, ordered      no record: absent
@@ -10,7 +10,8 @@ A record is whole words: a header of four and a payload.
     word 3   checksum_sum          checksum         checksum of b""
     payload  xor of the values     the value        nothing
 
-`ordered` is set if the order key is not null. A null sorts below all other order keys, and Snapshotting, which has none, below null.
+`ordered` is set if the order key is not null. A null sorts below all other order keys, and Snapshotting, which has no order key, below
+null.
 
 Sums wrap around in 64 bits. A key's updates may arrive in any order and number. If one value was inserted once more than
 retracted, and every other value as often as it was retracted, that value remains; if all were balanced, nothing remains.
@@ -80,7 +81,7 @@ class Records:
 
     @property
     def sizes(self) -> Int64s:
-        """Bytes of each record, -1 for none: the `previous` argument of a put."""
+        """The bytes of each record, -1 for none: the `previous` argument of a put."""
         return np.where(self.present, self.words.sizes * WORD_BYTES, -1)
 
     def header(self, word: int) -> Int64s:
@@ -101,7 +102,7 @@ class Records:
 
     @property
     def payload_sizes(self) -> Int64s:
-        """Words of each payload."""
+        """The words of each payload."""
         return np.where(self.present, self.words.sizes - HEADER_WORDS, 0)
 
     @property
@@ -153,7 +154,7 @@ class _Totals:
     size_bytes: int = 0
     completed: bool = False
     unsettled: int = 0
-    """Number of keys whose sums fit neither one value nor none."""
+    """The number of keys whose sums fit neither one value nor none."""
     seen_unsettled: list[UInt64s] = field(default_factory=list)
     """Some of these keys, for messages: the first ones of each chunk."""
 
@@ -183,7 +184,7 @@ class UpsertState:
 
     @property
     def unsettled(self) -> int:
-        """Number of keys whose sums fit neither one value nor none: 0 whenever all updates of a time have arrived."""
+        """The number of keys whose sums fit neither one value nor none. It is 0 whenever all updates of a time have arrived."""
         return self._totals.unsettled
 
     def multi_get(self, keys: UInt64s) -> Records:
@@ -268,7 +269,7 @@ class UpsertState:
 
     def check_settled(self) -> None:
         """Raise InvariantViolated unless every key has one value or none. The error states the number of bad keys and names
-        some with their sums. Call it when all updates of a time have arrived.
+        some with their sums. It must be called when all updates of a time have arrived.
         """
         if not self._totals.unsettled:
             return
@@ -339,7 +340,8 @@ def decode(keys: UInt64s, records: Records, seed: UInt64s) -> pa.LargeBinaryArra
     """Return the value of each record, null for none (spec 16.4). A Snapshotting record must be exactly one value (its diffs
     add up to 1, and the payload matches the summed length and checksum) or exactly none (all sums and the payload are zero).
 
-    InvariantViolated states the number of keys that are neither, and names some with their sums. Nothing is guessed.
+    Raises InvariantViolated for keys that are neither. The error states their number and names some with their sums. Nothing is
+    guessed.
     """
     kinds = records.kinds
     diff_sums, lengths, checksums = (records.header(word) for word in (1, 2, 3))
@@ -370,7 +372,7 @@ def decode(keys: UInt64s, records: Records, seed: UInt64s) -> pa.LargeBinaryArra
 
 
 def settled_records(values: pa.LargeBinaryArray, seed: UInt64s) -> Records:
-    """Return the sum of a key's updates that leave exactly the value; absent if the value is null."""
+    """Return, for each value, the record of a key whose updates add up to exactly this value; absent if the value is null."""
     present = values.is_valid().to_numpy(zero_copy_only=False)
     kinds, ones = np.full(len(values), Kind.SNAPSHOTTING), np.ones(len(values), np.int64)
     return _records(values, kinds, ones, present, seed)

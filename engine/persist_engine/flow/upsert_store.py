@@ -1,7 +1,7 @@
-"""The port that upsert state requires of its storage: a batched map from 32-byte keys to bytes. Also the store that starts in
-memory and moves to disk when it grows.
+"""The port for the storage of upsert state: a batched map from 32-byte keys to bytes. Also the store that starts in memory and
+moves to disk when it grows.
 
-A store knows nothing of state values: a record is bytes (whole 64-bit words). It caches what the shard holds, so losing it
+A store knows nothing of state values: a record is bytes (whole 64-bit words). It caches what the shard holds, so a lost store
 loses no data.
 """
 
@@ -21,13 +21,13 @@ KEY_WORDS = 4
 
 
 class KeyValues(Protocol):
-    """A map from keys, rows of four uint64, to records. For one thread at a time. Callers do not change key arrays after
-    passing them in.
+    """A map from keys, rows of four uint64, to records. For one thread at a time. Callers must not change key arrays after they
+    passed them in.
     """
 
     @property
     def size_bytes(self) -> int:
-        """Size of all records as this store keeps them, by its own estimate."""
+        """The size of all records as this store keeps them, by its own estimate."""
 
     def multi_get(self, keys: UInt64s) -> pa.LargeBinaryArray:
         """Return the record of each key, null for none."""

@@ -1,4 +1,4 @@
-"""Rows of whole 64-bit words, end to end in one array: the representation on which upsert state is computed, and its hash.
+"""Rows of whole 64-bit words, end to end in one array, and their hash. Upsert state is computed on this representation.
 
 Knows nothing of keys, values or types. Everything here works on columns of words; the only loops are over blocks.
 """
@@ -58,12 +58,12 @@ class Words:
 
     @property
     def starts(self) -> Int64s:
-        """Start of each row."""
+        """The start of each row."""
         return self.offsets[:-1]
 
     @property
     def sizes(self) -> Int64s:
-        """Words of each row."""
+        """The number of words of each row."""
         return np.diff(self.offsets)
 
     def take(self, rows: Int64s) -> Words:
@@ -114,7 +114,7 @@ def _common_size(sizes: Int64s) -> int:
 
 
 def _rows_anywhere(data: UInt64s, size: int) -> npt.NDArray[np.void]:
-    """View each run of `size` words as one item, which copies at a third of the cost of its words."""
+    """View each run of `size` words as one item. A copy of the item costs a third of a copy of its words."""
     shape = (max(0, len(data) - size + 1),)
     return np.ndarray(shape, f"V{size * WORD_BYTES}", buffer=data, strides=(WORD_BYTES,))
 
@@ -173,10 +173,11 @@ def _sum_ragged(words: Words, salts: UInt64s) -> UInt64s:
 
 
 def _scrambled(values: UInt64s) -> UInt64s:
-    """A finalizer but for its last shift, in place. `_mixed` finishes the sum of its outputs.
+    """Applies a finalizer without its last shift, in place. `_mixed` finishes the sum of its outputs.
 
-    SUBTLE: these outputs are added up, so the differences that two words make must not be few, or they cancel. A product moves bits upwards
-    only: without the first shift, a flipped upper bit, such as the sign of a double, leaves two differences.
+    SUBTLE: these outputs are added up. If a changed word could change its output in only a few ways, changes of two words could cancel. A
+    product moves bits upwards only: without the first shift, a flipped upper bit, for example the sign of a double, would change the output
+    in only two ways.
     """
     values ^= values >> np.uint64(30)
     values *= _MULTIPLY_2

@@ -9,8 +9,8 @@
 
 Desired and persisted rows of one (key, value) must reach the same worker, where they cancel.
 
-SUBTLE: a worker gives up a description whose lower was passed, although other workers may have staged it. It can no longer be
-appended: the frontier read back never runs ahead of the shard's upper, so the upper is past that lower too.
+SUBTLE: a worker gives up a description when the frontier read back passed its lower, although other workers may have staged it.
+It can no longer be appended: the frontier read back is never past the shard's upper, so the upper is past that lower, too.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Write:
 
     @property
     def persisted(self) -> Antichain:
-        """Everything the shard holds before this frontier was read back."""
+        """The frontier before which everything in the shard was read back."""
         return self._persisted
 
     def on_desired(self, updates: pa.Table) -> None:
@@ -80,12 +80,12 @@ class Write:
         self._buffer.insert_negated(updates)
 
     def on_desired_frontier(self, stream: Stream, frontier: Antichain) -> list[WriteInstruction]:
-        """`stream` has no more desired updates before `frontier`. InvalidUsage if it goes back."""
+        """`stream` has no more desired updates before `frontier`. Raises InvalidUsage if it goes back."""
         self._desired.advance(stream, frontier)
         instructions = self._stage()
         if not instructions:
-            # Desired updates may arrive after everything was read back, as at a restart. No further frontier of the shard then
-            # triggers consolidation.
+            # Desired updates may arrive after everything was read back, for example after a restart. Then no further frontier of
+            # the shard triggers consolidation.
             self._buffer.consolidate_at_since()
         return instructions
 
@@ -96,7 +96,7 @@ class Write:
         check(self._persisted <= frontier, f"reading back goes back from {self._persisted} to {frontier}")
         self._persisted = frontier
         self._buffer.advance_since(self._buffer.since.join(frontier))
-        # Consolidate here too, not only before staging: a read-only sink stages nothing and must not grow (spec 17.5, bug 30).
+        # Consolidate here, too, and not only before staging: a read-only sink stages nothing and must not grow (spec 17.5, bug 30).
         self._buffer.consolidate_at_since()
         if self._pending is not None and self._pending.lower < frontier:
             return self._give_up()
@@ -105,7 +105,7 @@ class Write:
     def on_description(self, described: Describe) -> list[WriteInstruction]:
         """Mint described a batch."""
         if described.lower < (self._persisted if self._pending is None else self._pending.lower):
-            # Stale. Lowers rise, so it is also the last description with its lower.
+            # The description is stale. Lowers rise, so it is also the last description with its lower.
             return [Staged(after(described.lower))] if self._pending is None else []
         newer = self._pending is not None and self._pending.lower < described.lower
         self._pending = described
