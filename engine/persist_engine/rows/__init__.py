@@ -1,1 +1,1 @@
-"""The meaning of rows as Arrow columns: schemas, order, conditions, statistics."""
+"""The meaning of rows as Arrow columns: schemas, order, conditions and statistics."""

@@ -25,9 +25,9 @@ Indices = npt.NDArray[np.int64]
 
 #: Rows are ordered by these columns, in this sequence. `diff` takes no part in the order.
 ORDER_COLUMNS = ("key", "val", "time")
-#: To copy rows is cheaper than to compare so many times as many.
+#: Rows that are undecided are copied when the column has at least this many times as many rows, because comparing all of them costs more.
 _FEW_FACTOR = 8
-#: 2 MiB for each of at most eight values: the rows of a row group, or of one round of a merge.
+#: The length of a shared array. It covers a row group or one round of a merge, and takes 2 MiB for each of at most eight values.
 _SHARED_ROWS_MAX = 1 << 18
 
 
@@ -37,8 +37,8 @@ def empty_struct(rows: int) -> pa.Array:
 
 
 def constant(value: int, rows: int) -> pa.Array:
-    """An array of `rows` times the same int64. Arrays of up to `_SHARED_ROWS_MAX` rows share one buffer. The times of
-    one as_of and the diffs of inserts, in table after table, therefore take no memory and no time to write.
+    """An array with `rows` copies of one int64. Arrays of up to `_SHARED_ROWS_MAX` rows share one buffer. So the times of one
+    as_of, and the diffs of inserts, take no memory and no time to write in each table.
     """
     if rows > _SHARED_ROWS_MAX:
         return pa.array(np.full(rows, value, dtype=np.int64))
@@ -61,7 +61,7 @@ def flatten_columns(table: pa.Table, names: tuple[str, ...] = ORDER_COLUMNS) -> 
 
 
 def flat_columns(table: pa.Table, names: tuple[str, ...] = ORDER_COLUMNS) -> Iterator[pa.ChunkedArray]:
-    """The same columns, each made when it is asked for. The first ones often decide."""
+    """The columns of `flatten_columns`, each made when it is requested, because the first ones often decide."""
     for name in names:
         column = table.column(name)
         for child in column.flatten() if pa.types.is_struct(column.type) else [column]:
@@ -80,7 +80,7 @@ def _flat(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
 
 
 def canonical_floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column with 0.0 for -0.0 and one bit pattern for all NaN. The column itself when it holds nothing else."""
+    """The column with 0.0 for -0.0 and one bit pattern for all NaN. Returns the column itself when it is like that already."""
     if pa.types.is_floating(column.type):
         if all(map(_is_canonical, column.chunks if isinstance(column, pa.ChunkedArray) else [column])):
             return column
@@ -94,7 +94,7 @@ def canonical_floats(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _is_canonical(floats: pa.Array) -> bool:
-    """Whether the values are known to be canonical already. Two passes without a copy, where most columns end."""
+    """Whether the values are known to be canonical already. This makes two passes without a copy, which decide most columns."""
     if floats.null_count:
         return False
     values = floats.to_numpy()
@@ -128,8 +128,8 @@ def _canonical(array: pa.Array) -> pa.Array:
 
 
 def field_of(array: pa.StructArray, index: int, wanted: pa.DataType) -> pa.Array:
-    """A field of `array` that is to become `wanted`. What is under a null struct is no value, and may not fit: where that could matter, the
-    field is null there.
+    """A field of `array`, to be converted to `wanted`. The bytes under a null struct are not values and may not fit `wanted`. Where that
+    could matter, the returned field is null under null structs.
     """
     values = array.field(index)
     is_fitting = values.type == wanted and not has_required(wanted)
@@ -137,17 +137,17 @@ def field_of(array: pa.StructArray, index: int, wanted: pa.DataType) -> pa.Array
 
 
 def storable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The same column in a form that Parquet accepts: see `without_hidden_nulls`."""
+    """The column in a form that Parquet accepts: see `without_hidden_nulls`."""
     if not pa.types.is_struct(column.type):
         return column
     return pa.chunked_array([without_hidden_nulls(chunk) for chunk in column.chunks], column.type)
 
 
 def without_hidden_nulls(array: pa.StructArray, there: pa.Array | None = None) -> pa.StructArray:
-    """The same values without nulls in NOT NULL fields of null structs. Such nulls have no meaning, but Parquet refuses
+    """The same values without nulls in NOT NULL fields of null structs. These nulls have no meaning, but Parquet refuses
     them. `there` is true where all structs around `array` are not null; None means everywhere.
 
-    InvariantViolated for a null in a NOT NULL field whose surrounding structs are all not null.
+    Raises InvariantViolated for a null in a NOT NULL field whose surrounding structs are all not null.
     """
     present = array.is_valid() if there is None else pc.and_(there, array.is_valid())
     children: list[pa.Array] = []
@@ -176,16 +176,18 @@ def _all_valid(array: pa.Array) -> pa.Array:
 
 
 def same_rows(left: pa.Table, right: pa.Table, names: tuple[str, ...]) -> Bools:
-    """For each place, whether both tables, of one length, have the same row there: null is null, NaN is NaN, -0.0 is 0.0."""
+    """For each index, whether the two tables, which have one length, have equal rows there. Null equals null, NaN equals NaN, -0.0 equals
+    0.0.
+    """
     same = np.ones(left.num_rows, np.bool_)
     for one, other in zip(flat_columns(left, names), flat_columns(right, names), strict=True):
-        if not one.equals(other):  # which compares memory as a whole
+        if not one.equals(other):  # a fast check that compares whole buffers
             same &= _same_values(one, other)
     return same
 
 
 def same_pairs(table: pa.Table, one: Indices, other: Indices, names: tuple[str, ...]) -> Bools:
-    """For each place, whether the rows of `table` with these indices are the same, as in `same_rows`."""
+    """For each i, whether the rows one[i] and other[i] of `table` are equal, as in `same_rows`."""
     same = np.ones(len(one), np.bool_)
     ours, theirs = pa.array(one), pa.array(other)
     for column in flat_columns(table, names):
@@ -221,7 +223,7 @@ def _same_values(one: pa.ChunkedArray, other: pa.ChunkedArray) -> Bools:
 
 
 def compare_adjacent(columns: Iterable[pa.ChunkedArray], rows: int) -> tuple[bool, Bools]:
-    """Whether the rows are in order; and for each row but the first, whether it equals the row before.
+    """Returns whether the rows are in order and, for each row but the first, whether it equals the row before.
 
     The second answer is meaningless when the rows are not in order. Reads only as many columns as decide the result.
     Columns after the first are compared only for rows that are still equal.
@@ -229,7 +231,7 @@ def compare_adjacent(columns: Iterable[pa.ChunkedArray], rows: int) -> tuple[boo
     equal = np.zeros(max(rows - 1, 0), dtype=np.bool_)
     if rows < 2:
         return True, equal
-    undecided: Indices | None = None  # indices of rows that equal the row before so far; None: all
+    undecided: Indices | None = None  # the rows that equal the row after them in all columns so far; None means all
     for column in columns:
         if undecided is None and _rises_strictly(column):
             return True, equal
@@ -245,8 +247,8 @@ def compare_adjacent(columns: Iterable[pa.ChunkedArray], rows: int) -> tuple[boo
 
 
 def _rises_strictly(column: pa.ChunkedArray) -> bool:
-    """Whether each value is less than the next. Answers false for types that one pass cannot decide. Most runs have
-    strictly rising first columns, because each row has another key.
+    """Whether each value is less than the next. Returns False for types that one pass cannot decide. The first column of most
+    runs is strictly ascending, because each row has another key.
     """
     if column.null_count or not is_whole(column.type):
         return False
@@ -311,6 +313,6 @@ def whole(column: pa.ChunkedArray) -> npt.NDArray[np.signedinteger]:
 
 
 def text_offsets(array: pa.Array) -> npt.NDArray[np.int32]:
-    """Where each text or binary of `array` begins in its bytes, and where the last one ends."""
+    """The offset in the bytes of `array` at which each text or binary begins, and the end of the last one."""
     offsets: npt.NDArray[np.int32] = np.frombuffer(array.buffers()[1], np.int32)
     return offsets[array.offset : array.offset + len(array) + 1]

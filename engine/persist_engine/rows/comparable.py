@@ -23,7 +23,7 @@ Comparable = Any
 
 NAN: Comparable = (1, 0.0)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Literals may have any number of digits. A rounded literal would equal values that the original does not equal.
+#: The context for literals, which may have any number of digits. A rounded literal would equal values that the original does not equal.
 EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 #: A literal with more digits before the point is greater than every value of every column.
 _DIGITS_MAX = 60
@@ -42,7 +42,7 @@ class Floor(NamedTuple):
 
 
 def comparable_bound(text: str, data_type: pa.DataType) -> Comparable:
-    """Decodes a bound from statistics (rows.part_stats). CorruptData when the text is not a value of the type."""
+    """Decodes a bound from statistics (rows.part_stats). Raises CorruptData when the text is not a value of the type."""
     try:
         value = json.loads(text)
         scalar_of(converted := _from_json(value, data_type), data_type)
@@ -74,7 +74,7 @@ def scalar_of(value: Comparable, data_type: pa.DataType) -> pa.Scalar:
 
 def floor_of(literal: Any, data_type: pa.DataType, column: str) -> Floor:
     """Locates `literal` among the values of `column`. Integers and decimals are compared exactly, whatever the type of the literal. A
-    literal for a float column is rounded to float64. InvalidUsage names the column and the type.
+    literal for a float column is rounded to float64. Raises InvalidUsage, which names the column and the type, when it does not fit.
     """
     try:
         found = _floor(literal, data_type)
@@ -96,7 +96,7 @@ def _misfit(literal: Any, data_type: pa.DataType, column: str) -> InvalidUsage:
 
 
 def _floor(literal: Any, data_type: pa.DataType) -> Floor | None:
-    """Same as `floor_of`, but returns None or raises ValueError when the literal does not fit."""
+    """Like `floor_of`, but returns None or raises ValueError when the literal does not fit."""
     is_number = isinstance(literal, int | float | Decimal) and not isinstance(literal, bool)
     if pa.types.is_integer(data_type):
         least = -(2 ** (data_type.bit_width - 1))
@@ -125,7 +125,7 @@ def _floor(literal: Any, data_type: pa.DataType) -> Floor | None:
 
 def _whole(literal: float | Decimal, scale: int, least: int, greatest: int) -> Floor | None:
     """The floor among the multiples of 10**-scale between `least` and `greatest` of them. Scale 0 gives integers."""
-    # The author of a float literal means its shortest text: 0.1, not 0.1000000000000000055.
+    # A float literal means its shortest text: 0.1, not 0.1000000000000000055.
     exact = Decimal(float.__repr__(literal)) if isinstance(literal, float) else Decimal(literal)
     if exact.is_nan():
         return None
@@ -159,7 +159,7 @@ def _days(literal: Any) -> int | None:
 
 
 def _microseconds(literal: Any, *, is_instant: bool) -> int | None:
-    """Microseconds since the epoch. An instant without a zone is taken as UTC. A wall clock column accepts no zone."""
+    """Microseconds since the epoch. An instant without a zone counts as UTC. A wall clock column accepts no zone."""
     if isinstance(literal, str):
         literal = datetime.fromisoformat(literal)
     elif isinstance(literal, date) and not isinstance(literal, datetime):
@@ -171,7 +171,7 @@ def _microseconds(literal: Any, *, is_instant: bool) -> int | None:
 
 
 def lacks_zone(literal: object) -> bool:
-    """Whether `literal` is a date or a time whose instant depends on a time zone that it does not name. False for what is neither."""
+    """Whether `literal` is a date or a time without a zone, so that its instant depends on one. False if it is neither."""
     if isinstance(literal, str):
         try:
             literal = datetime.fromisoformat(literal)

@@ -40,7 +40,7 @@ _ALIASES = {
     "DEC": "DECIMAL",
     "NUMERIC": "DECIMAL",
 }
-#: What values of types that no shard holds are in SQL, for messages.
+#: The SQL names of types that a shard cannot hold, for messages.
 _FOREIGN = {
     pa.large_string(): "STRING",
     pa.string_view(): "STRING",
@@ -52,19 +52,19 @@ _FOREIGN = {
 _NAMES = {data_type: name for name, data_type in _NAMED.items()}
 _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TOKEN = re.compile(r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<word>\w+)|(?P<mark>[<>(),:]))")
-#: The greatest nesting depth of structs, lists and maps. It bounds the recursion and is far beyond any real table.
+#: The greatest nesting depth of structs, lists and maps. It bounds the recursion, and is far above that of any real table.
 DEPTH_MAX = 32
 
 
 def type_name(data_type: pa.DataType) -> str | None:
-    """The DDL name of a type that is no struct, list or map; None when a shard cannot hold the type."""
+    """The DDL name of a type that is not a struct, list or map; None when a shard cannot hold the type."""
     if pa.types.is_decimal128(data_type) and 0 <= data_type.scale <= data_type.precision:
         return f"DECIMAL({data_type.precision},{data_type.scale})"
     return _NAMES.get(data_type)
 
 
 def print_ddl(schema: pa.Schema) -> str:
-    """DDL of an allowed schema (rows.schema checks it). Canonical: equal schemas print the same text."""
+    """The DDL of an allowed schema (rows.schema checks it). It is canonical: equal schemas print the same text."""
     return ", ".join(_print_field(field, " ") for field in schema)
 
 
@@ -75,8 +75,8 @@ def _print_field(field: pa.Field, separator: str) -> str:
 
 
 def print_type(data_type: pa.DataType) -> str:
-    """DDL of one type. A type that a shard cannot hold is printed for use in messages: by the name of the same values in SQL, or else by
-    its Arrow name.
+    """The DDL of one type. For a type that a shard cannot hold, it is the SQL name of a type with the same values, or else the Arrow name;
+    this is for messages.
     """
     if pa.types.is_struct(data_type):
         return "STRUCT<" + ", ".join(_print_field(child, ": ") for child in data_type) + ">"
@@ -105,7 +105,7 @@ def _foreign_name(data_type: pa.DataType) -> str:
 
 
 def parse_ddl(text: str) -> pa.Schema:
-    """The schema that `text` declares. Empty text declares no fields. InvalidUsage names the position and the field."""
+    """The schema that `text` declares. Empty text declares no fields. Raises InvalidUsage, which names the position and the field."""
     return pa.schema(_Parser(text).fields_to_end())
 
 

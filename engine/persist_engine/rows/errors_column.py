@@ -3,7 +3,7 @@
     schema         key (id BIGINT NOT NULL)          val (name STRING)
     with errors    key (id BIGINT, err STRING)       val (name STRING)      every field may be null
 
-A row has a null `err`. An error has its message in `err` and null in every field of the user. Both live in one shard, are appended in one
+A row has a null `err`. An error has its message in `err`, and null in every field of the user. Both are in one shard, are appended in one
 step and share its frontiers. The statistics of the user's columns do not change.
 """
 
@@ -29,7 +29,7 @@ Errors: TypeAlias = pa.Table | Iterable[tuple[str, int, int]]
 
 
 def with_errors(schema: Schema) -> Schema:
-    """The schema of a shard that holds rows of `schema` and errors. InvalidUsage when a key field is called `err`."""
+    """The schema of a shard that holds rows of `schema` and errors. Raises InvalidUsage when a key field has the name `err`."""
     if ERR in schema.key.names:
         raise InvalidUsage(f"field key.{ERR}: this name is reserved for the errors of a collection; rename the field")
     key = [pa.field(field.name, field.type) for field in schema.key]
@@ -44,7 +44,7 @@ def holds_errors(schema: Schema) -> bool:
 
 
 def without_errors(schema: Schema) -> Schema:
-    """The schema of the rows in a shard that may hold errors: its fields without `err`. InvalidUsage when it cannot hold errors."""
+    """The schema of the rows in a shard that may hold errors: its fields without `err`. Raises InvalidUsage when it cannot hold errors."""
     if not holds_errors(schema):
         raise InvalidUsage(
             f"the shard cannot hold errors: its key must end with the column {ERR} STRING, and no column may be NOT NULL; "
@@ -62,7 +62,9 @@ def tag_rows(updates: pa.Table, tagged: Schema) -> pa.Table:
 
 
 def tag_errors(errors: Errors, tagged: Schema) -> pa.Table:
-    """Turns updates of errors into updates of the tagged collection. SchemaMismatch and InvalidUsage name what does not fit."""
+    """Turns updates of errors into updates of the tagged collection. Raises SchemaMismatch and InvalidUsage, which name what does not
+    fit.
+    """
     table = errors if isinstance(errors, pa.Table) else _error_table(errors)
     if table.column_names != [ERR, "time", "diff"]:
         raise SchemaMismatch(f"errors have the columns {', '.join(table.column_names)}; expected err, time, diff")

@@ -1,9 +1,9 @@
 """Schema evolution: which schema may succeed another, and how rows of one schema are shown in another.
 
-A schema only grows. Nullable fields may be added anywhere and are matched by name. Integers and floats of the value may widen. Both hold
-within structs, lists and maps too, but for the keys of maps. Rows of an
-older schema, shown in a newer one, keep their order and their identity, because a new field is null in all of them. In the other direction
-fields are left out: distinct rows may become equal, and their order may change.
+A schema only grows. Nullable fields may be added anywhere and are matched by name. Integers and floats of the value may widen. Both rules
+also apply within structs, lists and maps, but not to the keys of maps. Rows of an older schema, shown in a newer one, keep their order and
+their identity, because a new field is null in all of them. In the other direction, fields are left out: distinct rows may become equal, and
+their order may change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WIDER = {
 
 
 def incompatibilities(old: Schema, new: Schema) -> tuple[str, ...]:
-    """Why a shard of schema `old` cannot take `new`, field by field. Empty when it can, also when both are equal.
+    """The reasons, field by field, why a shard with the schema `old` cannot take `new`. Empty when it can, or when both are equal.
 
     Key fields keep their types, because parts are ordered and bounded by their encoded keys.
     """
@@ -71,9 +71,9 @@ def _field_refusals(path: str, old: pa.Field, new: pa.Field, *, may_widen: bool)
 
 
 def needs_adapting(written: Schema, asked: Schema, *, key: str, may_be_newer: bool = False) -> bool:
-    """Whether rows of `written` must be `adapted` to become rows of `asked`. SchemaMismatch names `key` and the fields when the schemas are
-    unrelated. They are related when they are equal, when `asked` may succeed `written`, or, with `may_be_newer`, when `written` may succeed
-    `asked`.
+    """Whether rows of `written` must be `adapted` to become rows of `asked`. Raises SchemaMismatch, which names `key` and the fields, when
+    the schemas are unrelated. They are related when they are equal, when `asked` may succeed `written`, or, with `may_be_newer`, when
+    `written` may succeed `asked`.
     """
     if written is asked:
         return False
@@ -93,8 +93,8 @@ def needs_adapting(written: Schema, asked: Schema, *, key: str, may_be_newer: bo
 def adapted(table: pa.Table, *, asked: Schema, key: str) -> pa.Table:
     """Rows of another version of the schema, shown in the schema `asked`. `key` names their source in errors.
 
-    Fields that the rows lack are null. Fields that `asked` lacks are left out. SchemaMismatch names a field whose values do not fit an
-    older, narrower type.
+    Fields that the rows lack are null. Fields that `asked` lacks are left out. Raises SchemaMismatch, which names the field, when values do
+    not fit an older, narrower type.
     """
     columns = [
         _shown(table.column(name), kind, f"{key}: {name}")
@@ -129,7 +129,7 @@ def _shown_array(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 
 
 def _absent(rows: int, kind: pa.DataType) -> pa.Array:
-    """An array of nulls. NB: `pa.nulls` also puts nulls into the NOT NULL fields of a null struct, and Parquet refuses those."""
+    """An array of nulls. `pa.nulls` alone would also put nulls into the NOT NULL fields of a null struct, which Parquet refuses."""
     if not pa.types.is_struct(kind):
         return pa.nulls(rows, kind)
     return pa.array([None], kind).take(pa.array(np.zeros(rows, dtype=np.int64)))

@@ -1,11 +1,11 @@
-"""A predicate bound to a schema: whether a part can hold rows that pass, by its statistics, and exactly which rows pass.
+"""A predicate bound to a schema. It says which rows pass and, from statistics, whether a part can hold rows that pass.
 
 The logic is SQL's. A comparison with null is unknown, and a row passes when the whole predicate is true. Values compare in row order: -0.0
-equals 0.0, NaN equals NaN and is greater than every number. Equal rows therefore pass together or not at all. Filtering before or after
+equals 0.0, NaN equals NaN and is greater than every number. Equal rows therefore pass together or not at all. So a filter before or after
 consolidation, by row or by part, gives the same collection.
 
-Every predicate reduces to three tests of one column: below a value, within a set of values, null. `a > b` is the negation of `a <= b`, also
-for floats, because the order is total.
+Every predicate reduces to a few tests of one column: below a value, within a set of values, like a pattern, null. `a > b` is the negation
+of `a <= b`, also for floats, because the order is total.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from persist_engine.rows.part_stats import stats_name
 from persist_engine.rows.predicate import And, Compare, In, IsNull, Like, Not, Or, Predicate, as_regex
 from persist_engine.rows.schema import Schema
 
-#: `pa.scalar(None, ...)` and `pa.array(...)` import pandas, which takes a second, so no module calls them when it is imported.
+#: A null boolean. `pa.scalar(None, ...)` and `pa.array(...)` import pandas, which takes a second, so no module calls them at its import.
 _NULL = pa.nulls(1, pa.bool_())[0]
 
 
@@ -39,12 +39,12 @@ _PATTERN = re.compile(r"(?P<prefix>(?:[^%_\\]|\\[%_\\])*)(?P<rest>(?:[%_](?:[^\\
 _ESCAPED, _BACKSLASH = re.compile(r"\\(.)", re.DOTALL), r"\\"
 
 
-#: Whether rows certainly lack a value in the field at a path.
+#: Says whether rows certainly lack a value in the field at a path.
 Lacks = Callable[[tuple[str, ...], Comparable], bool]
 
 
 def nothing_lacks(_path: tuple[str, ...], _value: Comparable) -> bool:
-    """Rows of which nothing is known."""
+    """The `Lacks` of rows of which nothing is known."""
     return False
 
 
@@ -78,7 +78,7 @@ class Column:
 
     @property
     def is_top(self) -> bool:
-        """Whether the field lies in no struct."""
+        """Whether the field is not within a struct."""
         return len(self.path) == 2
 
     def values(self, table: pa.Table) -> pa.ChunkedArray:
@@ -89,8 +89,8 @@ class Column:
         return values if values.type == self.data_type else values.cast(self.data_type)
 
     def widened(self, literals: Sequence[object]) -> Column:
-        """The column with the type of its bounds when one of `literals` lies outside the column's own type. No visible row has such a
-        value, but rows of newer parts may, and their statistics must be compared correctly. InvalidUsage as of `floor_of`.
+        """The column, with the type of its bounds if one of `literals` does not fit the column's own type. No visible row has such a
+        value, but rows of newer parts may, and their statistics must be compared correctly. Raises InvalidUsage as `floor_of` does.
         """
         name = ".".join(self.path)
         if all(floor_of(literal, self.data_type, name).value is not None for literal in literals):
@@ -114,8 +114,8 @@ class _Known(NamedTuple):
 
 
 def _known(column: Column, part: HollowPart) -> _Known | None:
-    """The statistics of a column, or None when nothing is known. Without statistics of its own, a field within a struct has at least the
-    nulls of its outermost struct.
+    """The statistics of a column, or None when nothing is known. If a field within a struct has no statistics of its own, it has at least
+    the nulls of its outermost struct.
     """
     if part.stats is None:
         return None
@@ -137,7 +137,7 @@ class _Bound(Protocol):
         """For each row true, false, or null for unknown."""
 
     def outcomes(self, part: HollowPart, lacks: Lacks) -> Outcomes:
-        """The results that `mask` may give for rows of `part`, of which `lacks` says what they do not hold."""
+        """The results that `mask` may give for rows of `part`. `lacks` says which values these rows do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class _Below:
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """`column` is one of `values`, which ascend. Without values it is false, and unknown for null."""
+    """`column` is one of `values`, which are ascending. Without values the result is false, and unknown for null."""
 
     column: Column
     values: tuple[Comparable, ...]
@@ -183,7 +183,7 @@ class _Within:
         scalars = [scalar_of(value, self.column.data_type) for value in self.values]
         if len(scalars) == 1 and self.values[0] != NAN:
             return pc.equal(values, scalars[0])
-        # is_in compares bits, so the values need the same canonical zero and NaN as the column.
+        # `is_in` compares bits, so the values need the same canonical zero and NaN as the column.
         wanted = canonical_floats(pa.chunked_array([pa.array(scalars, values.type)])).combine_chunks()
         return _where_valid(values, pc.is_in(values, value_set=wanted))
 
@@ -205,7 +205,7 @@ class _Within:
 
 @dataclass(frozen=True, slots=True)
 class _Like:
-    """`column` has the form of `pattern`, which begins with the text `prefix`. With `is_prefix` any text that begins so has this form."""
+    """`column` has the form of `pattern`, which begins with the text `prefix`. With `is_prefix`, all texts with this prefix do."""
 
     column: Column
     pattern: str
@@ -216,7 +216,7 @@ class _Like:
         values = self.column.values(table)
         if _BACKSLASH not in self.pattern:
             return pc.match_like(values, self.pattern)
-        # SUBTLE: in `text%`, `%text` and `%text%` Arrow takes an escaped backslash for two.
+        # SUBTLE: Arrow's own LIKE reads an escaped backslash as two backslashes in `text%`, `%text` and `%text%`.
         return pc.match_substring_regex(values, as_regex(self.pattern))
 
     def outcomes(self, part: HollowPart, lacks: Lacks) -> Outcomes:
@@ -226,7 +226,7 @@ class _Like:
         if known.null_count == known.rows:
             return Outcomes(true=False, false=False, unknown=True)
         ends = [end for end in (known.lower, known.upper) if isinstance(end, str)]
-        # Texts that begin with the prefix lie next to each other: before all texts that are greater without it.
+        # Texts with the prefix are adjacent in the order: greater texts without it come after all of them.
         is_past = known.lower is not None and known.lower > self.prefix and not str(known.lower).startswith(self.prefix)
         is_before = known.upper is not None and known.upper < self.prefix
         return Outcomes(
@@ -298,13 +298,13 @@ def _where_valid(values: pa.ChunkedArray, outcome: pa.ChunkedArray | pa.Scalar) 
 class Filter:
     """A predicate over collections of one schema. Immutable and cheap to keep; not comparable.
 
-    When a collection may hold errors (rows.errors_column), the errors pass, unless the predicate itself names `key.err`. Otherwise a
+    When a collection may hold errors (rows.errors_column), the errors pass, unless the predicate itself names `key.err`. If they did not, a
     collection in error would look like one without matching rows.
     """
 
     def __init__(self, predicate: Predicate, schema: Schema) -> None:
-        """InvalidUsage for a column that the schema lacks (the message lists the columns), for an ambiguous column name, and for values
-        that cannot be compared with their column.
+        """Raises InvalidUsage for a column that the schema lacks (the message lists the columns), for an ambiguous column name, and for
+        values that cannot be compared with their column.
         """
         self.predicate = predicate
         self.schema = schema
@@ -314,11 +314,11 @@ class Filter:
         try:
             self._bound = self._bind(predicate)
             self.passes_errors = holds_errors(schema) and ("key", ERR) not in self._columns
-            """Whether errors pass that do not satisfy the predicate."""
+            """Whether errors pass even if they do not satisfy the predicate."""
             if self.passes_errors:
                 self._bound = self._bind(Or((Not(IsNull(f"key.{ERR}")), predicate)))
         except RecursionError:
-            raise InvalidUsage("the filter nests too deep") from None
+            raise InvalidUsage("the filter is nested too deeply: write it with fewer levels") from None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -327,18 +327,16 @@ class Filter:
 
     @property
     def zoneless(self) -> dict[str, str]:
-        """A value without a time zone for each column of instants that the predicate compares with one. The filter takes it as UTC."""
+        """By column of instants, a value without a time zone that the predicate compares with it. The filter reads the value as UTC."""
         return dict(self._zoneless)
 
     @property
     def looked_up(self) -> frozenset[str]:
-        """Those of `columns` that the predicate compares with single values."""
+        """The `columns` that the predicate compares with single values."""
         return frozenset(self._looked_up)
 
     def may_pass(self, part: Part, lacks: Lacks = nothing_lacks) -> bool:
-        """Whether some row of `part` may pass, by its statistics, and by what `lacks` says of its rows. True without statistics, and for
-        inline parts.
-        """
+        """Whether some row of `part` may pass, by its statistics and by `lacks`. True without statistics, and for inline parts."""
         return isinstance(part, InlinePart) or self._bound.outcomes(part, lacks).true
 
     def must_pass(self, part: Part) -> bool:
@@ -349,7 +347,7 @@ class Filter:
         return not outcomes.false and not outcomes.unknown
 
     def mask(self, table: pa.Table) -> pa.ChunkedArray:
-        """For each row of a table of updates whether it passes; no nulls. The table must have at least `columns`."""
+        """Whether each row of a table of updates passes; without nulls. The table must have at least `columns`."""
         return pc.fill_null(self._bound.mask(table), pa.scalar(False))  # noqa: FBT003 - Arrow's own signature
 
     def apply(self, table: pa.Table) -> pa.Table:
@@ -360,7 +358,7 @@ class Filter:
         return table if pc.all(mask).as_py() else table.filter(mask)
 
     def outside(self, table: pa.Table, part: HollowPart) -> list[str]:
-        """Those of `columns` that have values in `table`, rows of `part`, outside the part's statistics. Empty for correct statistics."""
+        """The `columns` with values outside the statistics of `part` in its rows `table`. Empty if the statistics are correct."""
         return [".".join(column.path) for column in self._columns.values() if _denied(column, table, part)]
 
     def __repr__(self) -> str:
@@ -396,7 +394,7 @@ class Filter:
         column = column.widened((value,))
         floor = floor_of(value, column.data_type, ".".join(column.path))
         if floor.value is None:
-            # The literal lies before or past all values: `below` is the same for every row that is not null.
+            # The literal is less or greater than all values, so the result is the same for every row that is not null.
             never = _Within(column, ())
             below: _Bound = _Opposite(never) if floor.past else never
         else:
@@ -413,7 +411,7 @@ class Filter:
         found = _PATTERN.fullmatch(pattern)
         if found is None:
             raise InvalidUsage(
-                f"filter on {name}: in the pattern {pattern!r} a backslash stands before something else than %, _ or a backslash",
+                f"filter on {name}: in the pattern {pattern!r} a backslash precedes something other than %, _ or a backslash",
                 column=name,
             )
         prefix = _ESCAPED.sub(r"\1", found["prefix"])
@@ -423,7 +421,7 @@ class Filter:
 
     def _within(self, column: Column, values: Sequence[object]) -> _Within:
         if pa.types.is_nested(column.data_type) and not values:
-            floor_of(values, column.data_type, ".".join(column.path))  # refused, as with any value
+            floor_of(values, column.data_type, ".".join(column.path))  # raises, as for any other value
         if column.is_top:
             self._looked_up.add(column.top)
         column = column.widened(values)
@@ -458,7 +456,7 @@ def _denied(column: Column, table: pa.Table, part: HollowPart) -> bool:
 
 def column_named(text: str, schema: Schema) -> Column:
     """The field that `text` names: `key.a`, `val.a`, or `val.a.b` for a field of a struct. The side may be omitted when only one side has
-    the field. InvalidUsage lists all columns when none matches, and the candidates when several match.
+    the field. Raises InvalidUsage, which lists all columns when none matches, and the candidates when several match.
     """
     if not isinstance(text, str):
         raise InvalidUsage(f"a column is named by a text, not by {text!r}")

@@ -1,8 +1,8 @@
 """Converts updates from callers into tables of the shard's updates schema, or refuses them and names the cause.
 
 Accepts Arrow tables, record batches, record batch readers, and iterables of `((key, val), time, diff)` with tuples or dicts. Columns are
-matched by name. Types must be those of the schema. Only other representations of the same values are converted (large or view strings,
-dictionaries, other units or zones of an instant, integers of another width for time and diff), never with loss.
+matched by name. Types must be those of the schema. Other representations of the same values (large or view strings, dictionaries, other
+units or zones of an instant, integers of another width for time and diff) are converted, but never with a loss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from persist_engine.rows.schema import Schema
 
 #: Python rows are gathered into tables of this many rows.
 ROWS_PER_TABLE = 65_536
-#: Up to this many rows, Python finds bounds faster than numpy starts.
+#: Up to this many rows, Python finds bounds faster than numpy.
 _FEW = 64
 _COLUMNS = ("key", "val", "time", "diff")
 
@@ -36,9 +36,9 @@ Updates: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | Rows
 def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
     """Non-empty tables of exactly `schema.updates_schema` with the rows of `updates` in their order, lazily.
 
-    SchemaMismatch names every column that differs, holds a null where the schema forbids it, or is not valid Arrow data (text that is not
-    UTF-8). InvalidUsage for times and diffs that are null, not integers, outside int64, or (times) negative. Both may be raised after
-    earlier tables were yielded.
+    Raises SchemaMismatch, which names every column that differs, holds a null where the schema forbids it, or is not valid Arrow data (text
+    that is not UTF-8). Raises InvalidUsage for times and diffs that are null, not integers, outside int64, or (times) negative. Both may be
+    raised after earlier tables were yielded.
     """
     if isinstance(updates, pa.Table):
         tables: Iterable[pa.Table] = map(_sound, [updates])
@@ -60,7 +60,9 @@ def normalise(updates: Updates, schema: Schema) -> Iterator[pa.Table]:
 
 
 def _sound(table: pa.Table) -> pa.Table:
-    """`table`, after a check that its buffers hold what its types say. No later step checks it: readers would find the invalid text."""
+    """Returns `table` after a check that its buffers are valid for its types. No later step checks this, so readers would find the
+    damage.
+    """
     try:
         table.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -92,8 +94,8 @@ def time_bounds(table: pa.Table) -> tuple[int, int]:
 
 
 def _conforms(table: pa.Table, schema: Schema) -> bool:
-    """Whether `table` already is what `_conforming` would return. False when in doubt: `_conforming` then looks closer and names what is
-    wrong.
+    """Whether `table` is already what `_conforming` would return. False when in doubt: then `_conforming` examines the table and names what
+    is wrong.
     """
     required = schema.required_fields
     if required is None or not table.schema.equals(schema.updates_schema, check_metadata=True):
@@ -142,13 +144,13 @@ def _side(table: pa.Table, name: str, target: pa.DataType, problems: list[str]) 
     field = pa.field(name, target, nullable=True)
     chunks = [_conform(chunk, field, name, problems) for chunk in (column.chunks or [pa.array([], column.type)])]
     if problems:
-        problems[:] = dict.fromkeys(problems)  # chunks repeat each other's
+        problems[:] = dict.fromkeys(problems)  # several chunks may have the same problem
         return pa.chunked_array([], target)
     return pa.chunked_array(chunks, target)
 
 
 def _conform(array: pa.Array, field: pa.Field, path: str, problems: list[str]) -> pa.Array:
-    """`array` converted to `field`. Each obstacle is added to `problems`; the returned array is then meaningless."""
+    """Converts `array` to `field`. Adds each obstacle to `problems`; then the returned array is meaningless."""
     if pa.types.is_struct(field.type):
         return _conform_struct(array, field, path, problems)
     if is_list(field.type):
@@ -180,7 +182,7 @@ def _conform_struct(array: pa.Array, field: pa.Field, path: str, problems: list[
             if child.name not in given:
                 problems.append(f"{path}.{child.name} is missing")
             continue
-        # Nulls are counted after the conversion: a dictionary may hold nulls among its values, where null_count misses them.
+        # Count nulls after the conversion: a dictionary may have nulls among its values, which its null_count does not include.
         values = _conform(field_of(array, given.index(child.name), child.type), child, f"{path}.{child.name}", problems)
         children.append(values)
         if not child.nullable and values.null_count:
@@ -193,7 +195,7 @@ def _conform_struct(array: pa.Array, field: pa.Field, path: str, problems: list[
 
 
 def _conform_list(array: pa.Array, field: pa.Field, path: str, problems: list[str]) -> pa.Array:
-    """A map may also come as a list of structs of its key and its value. Maps get their entries in order."""
+    """Converts a list or a map. A map may come as a list of structs of key and value. The entries of maps are sorted."""
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), field.type)
     kind, given = field.type, array.type

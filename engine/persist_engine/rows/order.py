@@ -2,8 +2,8 @@
 
 Fields follow one another as `columns.flatten_columns` lays them out. Each is 0x01 and the value, or 0x02 for null
 (nulls last). Integers, dates, times and decimals are offset binary, big-endian. Floats use the IEEE total order with
-one zero and NaN last. Strings and bytes end with 00 00; a zero byte within is written as 00 FF. A prefix of such bytes
-is a lower bound of everything that begins with it, and b"" is a lower bound of everything.
+one zero and NaN last. Strings and bytes end with 00 00; a zero byte within is written as 00 FF. A prefix of these bytes
+is a lower bound of every key that begins with it, and b"" is a lower bound of every key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def key_lower(table: pa.Table) -> bytes:
 
 
 def key_bytes(table: pa.Table, row: int) -> bytes:
-    """The whole key of one row as ordered bytes. They compare as the keys of rows do."""
+    """The whole key of one row as bytes, which compare as the keys of rows do."""
     return _encoded(flatten_columns(table.slice(row, 1), ("key",)), 0)
 
 

@@ -2,9 +2,8 @@
 
 Bounds are conservative: every row lies within them, or the bound is None (unknown). They are JSON texts: numbers and booleans as
 themselves, strings as strings, decimals and floats that are not finite as strings, binary as hexadecimal, dates as days and timestamps as
-microseconds since the epoch. `bound` decodes one. Structs, lists and maps have a null count only, and what is in lists and maps has no
-statistics. A field within a struct is null wherever the struct
-is null.
+microseconds since the epoch. `bound` decodes a bound. Structs, lists and maps have only a null count, and the values in lists and maps have
+no statistics. A field within a struct is null wherever the struct is null.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from persist_engine.rows.schema import Schema
 _TEXT_MAX = 64
 #: The approximate cost of a column's entry besides its texts.
 _ENTRY_BYTES = 8
-#: Columns that nearly every filter names: when rows arrived or changed, and whether they are valid. Their bounds stay when all others are
-#: trimmed (spec 15.7), up to `_KEPT_BYTES_MAX`.
+#: The columns that nearly every filter names: when rows arrived or changed, and whether they are valid. Their bounds stay when all others
+#: are trimmed (spec 15.7), up to `_KEPT_BYTES_MAX`.
 _KEPT_NAMES = {"err", "ts", "receivedat", "createdat", "_fivetran_deleted"}
 _KEPT_PREFIX = "last_"
 _KEPT_SUFFIXES = ("timestamp", "time", "_at", "_tstamp")
 _KEPT_BYTES_MAX = 16 << 10
-#: From the side, `key` or `val`, down to a field.
+#: The names from the side, `key` or `val`, down to a field.
 Path = tuple[str, ...]
 _LAST_CODE_POINT = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
 
 def part_stats(table: pa.Table, schema: Schema, bytes_max: int) -> PartStats:
-    """Statistics of the rows, trimmed to about `bytes_max` bytes. Fields within structs are trimmed first, then the bounds of value fields,
-    the widest first, then those of key fields. Columns that most filters name are trimmed only past a greater limit. Times and
-    the least diff are never trimmed.
+    """The statistics of the rows, trimmed to about `bytes_max` bytes. Fields within structs are trimmed first, then the bounds of value
+    fields, the widest first, then those of key fields. Columns that most filters name are trimmed only past a greater limit. Times and the
+    least diff are never trimmed.
     """
     columns: list[tuple[Path, ColumnStats]] = []
     for side, fields in (("key", schema.key), ("val", schema.val)):
@@ -60,7 +59,7 @@ def stats_name(path: Path) -> str:
 
 
 def stats_path(name: str) -> Path:
-    """Inverse of `stats_name`. CorruptData when the text is not the name of a field."""
+    """Inverse of `stats_name`. Raises CorruptData when the text is not the name of a field."""
     if not name.startswith("["):
         return tuple(name.split(".", 1))
     try:
@@ -73,7 +72,7 @@ def stats_path(name: str) -> Path:
 
 
 def bound(text: str, data_type: pa.DataType) -> pa.Scalar:
-    """A bound as a scalar of the column's type. CorruptData when the text is not a bound."""
+    """A bound as a scalar of the column's type. Raises CorruptData when the text is not a bound."""
     return scalar_of(comparable_bound(text, data_type), data_type).cast(data_type)
 
 
@@ -87,7 +86,7 @@ def _walk(path: Path, fields: Iterable[pa.Field], column: pa.ChunkedArray) -> It
 
 
 def column_stats(column: pa.ChunkedArray) -> ColumnStats:
-    """Null count and bounds of one column."""
+    """The null count and the bounds of one column."""
     unknown = ColumnStats(column.null_count, None, None)
     if pa.types.is_nested(column.type) or column.null_count == len(column):
         return unknown
@@ -120,7 +119,7 @@ def _float_text(scalar: pa.Scalar) -> str | None:
 
 
 def _beyond_text(text: str) -> str | None:
-    """JSON of `text`. For long text, JSON of the least text beyond all texts with the same prefix."""
+    """The JSON of `text`. If it is long, the JSON of the least text beyond all texts with the same prefix."""
     if len(text) <= _TEXT_MAX:
         return json.dumps(text)
     head = text[:_TEXT_MAX]
@@ -142,8 +141,8 @@ def _beyond_binary(raw: bytes) -> str | None:
 
 
 def _trimmed(columns: list[tuple[Path, ColumnStats]], bytes_max: int) -> tuple[tuple[str, ColumnStats], ...]:
-    """Drops entries within structs first, then bounds, then null counts, until the estimate fits. Readers skip parts mostly by key, so
-    values go first.
+    """Drops the entries of fields within structs first, then bounds, then null counts, until the estimate fits. Drops those of values
+    before those of keys, because readers skip parts mostly by key.
     """
     kept = dict(columns)
     size = sum(_size(path, stats) for path, stats in columns)
@@ -163,7 +162,7 @@ def _trimmed(columns: list[tuple[Path, ColumnStats]], bytes_max: int) -> tuple[t
 
 
 def _limit(path: Path, bytes_max: int) -> int:
-    """The size of all statistics above which those of the field at `path` are trimmed."""
+    """The total size of statistics above which those of the field at `path` are trimmed."""
     name = path[-1].lower()
     is_kept = name in _KEPT_NAMES or name.startswith(_KEPT_PREFIX) or name.endswith(_KEPT_SUFFIXES)
     return max(bytes_max, _KEPT_BYTES_MAX) if is_kept else bytes_max

@@ -22,7 +22,7 @@ _SLICE_BYTES = 4 << 20
 
 
 def deal(updates: pa.Table, workers: int) -> list[pa.Table]:
-    """The rows of each worker, in their order. Every row is in exactly one table."""
+    """The rows of each worker, one table each, in their order. Every row is in exactly one table."""
     if workers == 1:
         return [updates]
     if not updates.num_rows:

@@ -69,7 +69,7 @@ class Or:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The term is false. Not true for a term that is true, or unknown because of nulls."""
+    """The term is false. If the term is unknown because of nulls, so is this."""
 
     term: Predicate
 
@@ -80,8 +80,9 @@ _ALIASES: dict[str, Op] = {**{op: op for op in get_args(Op)}, "==": "=", "<>": "
 
 
 def from_tuples(terms: Sequence[Any]) -> Predicate:
-    """The predicate of `[(column, op, value), ...]`, which is a conjunction, or of a list of such lists, which is a disjunction of
-    conjunctions. Operators are those of Compare, `in`, `like`, and `not in` and `not like`. InvalidUsage names what has another shape.
+    """The predicate of `[(column, op, value), ...]`, which is a conjunction, or of a list of these lists, which is a disjunction of
+    conjunctions. Operators are those of Compare, `in`, `like`, `not in` and `not like`. Raises InvalidUsage, which names what has another
+    shape.
     """
     if not isinstance(terms, list | tuple) or not terms:
         raise InvalidUsage("a filter is a list of (column, operator, value), or a list of such lists; it is not empty")
@@ -111,7 +112,7 @@ def _from_tuple(term: Any) -> Predicate:
 
 
 def to_json(predicate: Predicate) -> dict[str, Any]:
-    """Converts to plain JSON values; inverse of `from_json`. InvalidUsage for a literal of a type that no column has."""
+    """The predicate as plain JSON values; inverse of `from_json`. Raises InvalidUsage for a literal of a type that no column has."""
     match predicate:
         case Compare(column, op, value):
             return {"column": column, "op": op, "value": _value_to_json(column, value)}
@@ -130,7 +131,7 @@ def to_json(predicate: Predicate) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> Predicate:
-    """Inverse of `to_json`. ValueError, KeyError or TypeError for anything else."""
+    """Inverse of `to_json`. Raises ValueError, KeyError or TypeError for any other value."""
     match value:
         case {"column": str(column), "op": str(op), "value": literal}:
             return Compare(column, _ALIASES[op], _value_from_json(literal))
@@ -154,12 +155,12 @@ def _value_to_json(column: str, value: Any) -> Any:
         case bool() | int() | str():
             return value
         case float():
-            return {"float": float.__repr__(value)}  # numpy floats are floats too, but their own repr differs
+            return {"float": float.__repr__(value)}  # numpy floats are floats, too, but their own repr differs
         case Decimal():
             return {"decimal": str(value)}
         case bytes():
             return {"binary": value.hex()}
-        case datetime():  # before date: a datetime is a date
+        case datetime():  # must come before date, because a datetime is a date
             return {"datetime": value.isoformat()}
         case date():
             return {"date": value.isoformat()}
@@ -183,7 +184,7 @@ def _value_from_json(value: Any) -> Any:
 
 
 def as_regex(pattern: str) -> str:
-    """The regular expression, as Arrow reads it, of the texts that have the form of a Like."""
+    """The regular expression, in Arrow's syntax, for the pattern of a Like."""
     wildcards = {"%": ".*", "_": "."}
     tokens = re.findall(r"\\.|.", pattern, re.DOTALL)
     return f"(?s)^{''.join(wildcards.get(token) or re.escape(token[-1]) for token in tokens)}$"

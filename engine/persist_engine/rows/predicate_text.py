@@ -3,8 +3,8 @@
     key.carrier IN ('AA', 'UA') AND val.delay >= 30 AND NOT (val.tail LIKE 'N1%' OR val.at < TIMESTAMP '2013-01-02 00:00:00')
 
 Columns are `key.<field>` and `val.<field>`. The side may be omitted when only one side has the field. Names that are not plain identifiers
-stand in backticks. A quote within text is doubled, as in SQL ('O''Brien'), or follows a backslash. NaN and the infinities are
-CAST('NaN' AS DOUBLE) and the like. This module owns the subset of SQL that a predicate can express. It refuses all else and names it.
+need backticks. A quote within text is doubled, as in SQL ('O''Brien'), or follows a backslash. NaN and the infinities are written as
+CAST('NaN' AS DOUBLE). This module owns the subset of SQL that a predicate can express. It refuses everything else and names it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 #: A predicate as readers accept it: a Predicate, its text, or the tuples of rows.predicate.from_tuples.
 Where = Predicate | str | Sequence[Any]
-#: Longer filters are made by programs, which can build trees instead of text.
+#: The limit on the characters of a filter. Longer filters come from programs, which can build trees instead of text.
 TEXT_MAX = 100_000
 _ALLOWED = (
     "a filter compares a column with a value by =, !=, <, <=, >, >=, IN, BETWEEN, LIKE, IS NULL or IS NOT NULL, joined by AND, OR and NOT; "
     "functions, arithmetic, RLIKE and ILIKE are not allowed"
 )
 
-#: The numbers that have names, as Spark reads them.
+#: The names of the numbers that are not finite, as Spark reads them.
 _NOT_FINITE = frozenset({"nan", *(sign + name for sign in ("", "+", "-") for name in ("inf", "infinity"))})
 _FLIPPED: dict[Op, Op] = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def predicate_of(where: Where) -> Predicate:
-    """The predicate that `where` stands for. InvalidUsage names what has none of the accepted forms."""
+    """The predicate that `where` stands for. Raises InvalidUsage, which names what has none of the accepted forms."""
     if isinstance(where, str):
         return parse_predicate(where)
     if isinstance(where, Compare | In | Like | IsNull | And | Or | Not):
@@ -49,8 +49,8 @@ def predicate_of(where: Where) -> Predicate:
 
 
 def filter_of(where: Where, schema: Schema) -> Filter:
-    """The filter for rows of `schema` that the condition of a user stands for. InvalidUsage names what does not fit the schema, and a
-    column with two meanings. A condition that code made, with the side of each column, is `Filter(predicate_of(where), schema)`.
+    """The filter for rows of `schema` from a user's condition. Raises InvalidUsage, which names what does not fit the schema, and a column
+    with two meanings. For a condition made by code, with the side of each column, use `Filter(predicate_of(where), schema)`.
     """
     predicate = predicate_of(where)
     _refuse_two_meanings(predicate, schema)
@@ -58,8 +58,8 @@ def filter_of(where: Where, schema: Schema) -> Filter:
 
 
 def _refuse_two_meanings(predicate: Predicate, schema: Schema) -> None:
-    """InvalidUsage for a column that may be a field with its side and another one without it: see Schema.has_two_meanings. Such a
-    condition would choose, and delete, other rows than the user means.
+    """Raises InvalidUsage for a column that may name one field with its side and another without: see Schema.has_two_meanings. Such a
+    condition could choose, and delete, other rows than the user means.
     """
     match predicate:
         case And(terms) | Or(terms):
@@ -78,8 +78,10 @@ def _refuse_two_meanings(predicate: Predicate, schema: Schema) -> None:
 
 
 def parse_predicate(text: str) -> Predicate:
-    """The predicate of a condition. InvalidUsage gives the position where the text is not SQL, or the piece that no filter expresses."""
-    # Imported here because loading the parser takes longer than most commands.
+    """The predicate of a condition. Raises InvalidUsage, with the position where the text is not SQL, or the piece that no filter
+    expresses.
+    """
+    # The import is here, because loading the parser takes longer than most commands.
     import sqlglot
     from sqlglot.errors import ParseError, SqlglotError
 
@@ -98,7 +100,7 @@ def parse_predicate(text: str) -> Predicate:
     except SqlglotError as error:
         raise InvalidUsage(f"filter {_shown(text)}: {str(error).splitlines()[0]}") from error
     except RecursionError:
-        raise InvalidUsage("the filter nests too deep") from None
+        raise InvalidUsage("the filter is nested too deeply: write it with fewer levels") from None
 
 
 @cache
@@ -118,14 +120,14 @@ def _shown(text: str) -> str:
 
 
 def _escaped(char: str, *, is_escaped: bool, escape: str) -> str:
-    """A character of a pattern with the escape `escape`, in a pattern with the backslash."""
+    """Converts a character of a pattern with the escape character `escape` for a pattern with the backslash."""
     if not is_escaped:
         return "\\\\" if char == "\\" else char
     return char if char == escape and char not in "%_\\" else f"\\{char}"
 
 
 class _Reader:
-    """Converts the parser's tree into a predicate. A class, so that the parser is imported only when one is made."""
+    """Converts the parser's tree into a predicate. It is a class, so that the parser is imported only when an object is made."""
 
     def __init__(self) -> None:
         from sqlglot import exp
@@ -172,7 +174,7 @@ class _Reader:
         return Compare(self._column(node.expression), _FLIPPED[op], self._value(node.this))
 
     def _like(self, node: Expr, *, escape: str) -> Predicate:
-        """A LIKE, whose pattern gets the backslash as its escape."""
+        """Converts a LIKE, so that its pattern has the backslash as escape character."""
         pattern = node.expression
         if not isinstance(pattern, self._exp.Literal) or not pattern.is_string:
             raise self._refusal(node, "because its pattern is no text")
@@ -216,7 +218,7 @@ class _Reader:
                 if node.to.is_type("date"):
                     return self._date(node, node.this.this)
                 if node.to.is_type("timestamp", "timestamptz", "timestampltz", "timestampntz"):
-                    return node.this.this  # TIMESTAMP '...': the type of the column already says so
+                    return node.this.this  # TIMESTAMP '...': the column's type already says how to read the text
                 if node.to.is_type("float", "double") and node.this.this.strip().lower() in _NOT_FINITE:
                     return float(node.this.this)  # SQL has no other way to write it
         raise self._refusal(node, "where a value is expected")
@@ -228,7 +230,7 @@ class _Reader:
             raise self._refusal(node, "where a number is expected") from None
 
     def _date(self, node: Expr, text: str) -> date:
-        """A whole day, also for timestamp columns. The text of a timestamp would denote a time of day."""
+        """A whole day, also for timestamp columns. The text of a timestamp would mean a time of day."""
         try:
             return date.fromisoformat(text)
         except ValueError:

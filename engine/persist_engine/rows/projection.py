@@ -27,8 +27,8 @@ class Projection:
 
     @classmethod
     def of(cls, columns: Iterable[str], schema: Schema) -> Projection:
-        """`key` and `val` stand for all their fields, unless a field has that name. Other names are those of filters, except that fields
-        within structs are refused. InvalidUsage lists the columns of the schema.
+        """The projection to `columns`. `key` and `val` stand for all their fields, unless a field has that name. Other names are as in
+        filters, except that fields within structs are refused. Raises InvalidUsage, which lists the columns of the schema.
         """
         if isinstance(columns, str):
             raise InvalidUsage(f"columns is a list of names, not the text {columns!r}")

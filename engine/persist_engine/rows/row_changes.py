@@ -15,9 +15,9 @@ from persist_engine.rows.columns import compare_adjacent, flatten_columns
 from persist_engine.rows.schema import Schema
 
 INSERT, DELETE, UPDATE_BEFORE, UPDATE_AFTER = "insert", "delete", "update_before", "update_after"
-#: Names by their codes in the column `change`: 2 x (part of an update) + (an addition).
+#: The names by their codes. A code is 2 for a part of an update (else 0), plus 1 for an addition.
 _WORDS = (DELETE, INSERT, UPDATE_BEFORE, UPDATE_AFTER)
-#: The greatest number of changes that one table of updates may expand to. The multiplicity of a row is not bounded otherwise.
+#: The limit on the changes to which one table of updates may expand. Otherwise a row with a great multiplicity would expand without bound.
 ROWS_MAX = 1 << 31
 CHANGE_TYPE = pa.dictionary(pa.int8(), pa.string())
 
@@ -31,7 +31,7 @@ def changes_schema(schema: Schema) -> pa.Schema:
 
 def changes_of(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Turns consolidated updates, sorted by (key, val, time) across all `tables`, into tables of changes sorted by (key, time), with the
-    columns key, val, time, change. A row whose diff is n or -n appears n times.
+    columns key, val, time, change. A row with diff n or -n appears n times.
 
     When a key loses and gains values at one time, the changes are `update_before` and `update_after`, in this order. Other changes are
     `delete` or `insert`. Holds one table and the rows of one key in memory.
@@ -75,7 +75,7 @@ def _first_key_end(before: pa.Table, table: pa.Table) -> int:
     if not _same_key(before, table):
         return 0
     _, same = compare_adjacent(_keys(table), table.num_rows)
-    return int(np.argmin(same)) + 1  # a second key exists: the caller checked
+    return int(np.argmin(same)) + 1  # the caller has checked that there is a second key
 
 
 def _row_changes(table: pa.Table) -> pa.Table:
@@ -95,7 +95,7 @@ def _row_changes(table: pa.Table) -> pa.Table:
     is_update = np.repeat(~added[starts] & added[ends], ends - starts + 1)
     codes = (2 * is_update + added).astype(np.int8)
     copies = np.abs(diffs[order])
-    total = float(np.abs(diffs.astype(np.float64)).sum())  # in float64: abs of the least int64 is negative
+    total = float(np.abs(diffs.astype(np.float64)).sum())  # in float64, because abs of the least int64 is negative
     if total > ROWS_MAX:
         raise InvalidUsage(f"{rows} updates are {total:.0f} row changes, more than {ROWS_MAX}: read them as updates")
     if (copies != 1).any():

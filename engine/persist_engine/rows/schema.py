@@ -21,7 +21,7 @@ from persist_engine.rows.nested.layout import has_required, holds_lists, is_any_
 #: The codec names of every shard that this code creates: typed structs, u64 times, i64 diffs.
 CODECS = CodecNames(key="struct", val="struct")
 
-#: For a type that is not allowed, the one that holds each of its values.
+#: For types that are not allowed, the allowed type that can hold all their values.
 HELD_AS = {
     pa.large_string(): pa.string(),
     pa.string_view(): pa.string(),
@@ -38,10 +38,10 @@ HELD_AS = {
 
 @dataclass(frozen=True)
 class Schema:
-    """Key and value schema of a shard. The value may have no fields; the key has at least one.
+    """The key and value schema of a shard. The value may have no fields; the key has at least one.
 
-    Fields are bool, signed integers, float32/64, decimal128, string, binary, date32, timestamp(us) without zone or in
-    UTC, and structs of these; of the value also lists and maps. InvalidUsage names a field of any other type.
+    Fields are bool, signed integers, float32/64, decimal128, string, binary, date32, timestamp(us) without zone or in UTC, and
+    structs of these; the value may also have lists and maps. Raises InvalidUsage, which names the field, for any other type.
     `Schema.from_ddl(s.key_ddl, s.val_ddl) == s`.
     """
 
@@ -58,7 +58,7 @@ class Schema:
 
     @classmethod
     def from_ddl(cls, key: str, value: str = "") -> Schema:
-        """The schema that two DDL texts declare (rows.ddl). InvalidUsage names the side, the position and the field."""
+        """The schema that two DDL texts declare (rows.ddl). Raises InvalidUsage, which names the side, the position and the field."""
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidUsage("key and value must be DDL texts")
         try:
@@ -73,12 +73,12 @@ class Schema:
 
     @cached_property
     def key_ddl(self) -> str:
-        """Canonical Spark DDL of the key."""
+        """The canonical Spark DDL of the key."""
         return print_ddl(self.key)
 
     @cached_property
     def val_ddl(self) -> str:
-        """Canonical Spark DDL of the value; "" when it has no fields."""
+        """The canonical Spark DDL of the value; "" when it has no fields."""
         return print_ddl(self.val)
 
     @cached_property
@@ -101,8 +101,8 @@ class Schema:
 
     @cached_property
     def required_fields(self) -> tuple[tuple[str, int], ...] | None:
-        """(side, index) of each top-level NOT NULL field; None when a nested struct has NOT NULL fields, and when values hold lists or
-        maps, whose form must be checked too.
+        """(side, index) of each top-level NOT NULL field. None when a nested struct has NOT NULL fields, and when values hold lists or
+        maps, whose form must be checked, too.
         """
         if self.holds_lists:
             return None
@@ -113,7 +113,7 @@ class Schema:
 
     @cached_property
     def holds_lists(self) -> bool:
-        """Whether a list or a map is somewhere in the value."""
+        """Whether the value contains a list or a map."""
         return any(holds_lists(field.type) for field in self.val)
 
     def to_pair(self) -> SchemaPair:
@@ -122,7 +122,7 @@ class Schema:
 
     @classmethod
     def from_pair(cls, pair: SchemaPair) -> Schema:
-        """Inverse of `to_pair`. CorruptData when the bytes are not allowed schemas."""
+        """Inverse of `to_pair`. Raises CorruptData when the bytes are not allowed schemas."""
         try:
             return cls(pa.ipc.read_schema(pa.py_buffer(pair.key)), pa.ipc.read_schema(pa.py_buffer(pair.val)))
         except (pa.ArrowException, InvalidUsage, ValueError, OSError) as error:
@@ -137,8 +137,8 @@ class Schema:
         return "; ".join(found) or None
 
     def has_two_meanings(self, name: str) -> bool:
-        """Whether `name` begins with a side, such as `key.a`, and so names a field of that side, and also names a field without its side:
-        one of a struct `key`, or one whose own name has the dot.
+        """Whether `name` can be read in two ways: as a field with its side, as in `key.a`, and as a field without its side. The second is a
+        field of a struct `key`, or a field whose own name contains the dot.
         """
         side, _, rest = name.partition(".")
         fields = {"key": self.key, "val": self.val}.get(side)
@@ -151,9 +151,9 @@ class Schema:
         beside: Iterable[tuple[str, str]] = (),
         hint: str = "drop them with input.format.sql",
     ) -> str | None:
-        """How the columns of a sink's input differ from the fields of key and value and from the columns `beside` them; None when each is
-        there once and no other is. Names are compared exactly. `beside`: (column, its role), where a column may also be a field of the
-        shard. `hint` says how to remove a column.
+        """How the columns of a sink's input differ from the fields of key and value plus the columns `beside` them; None when each of these
+        occurs once and there are no others. Names are compared exactly. `beside` holds (column, its role) pairs; such a column may also be
+        a field of the shard. `hint` says how to remove a column.
         """
         wanted = [(name, "key field") for name in self.key.names] + [(name, "value field") for name in self.val.names]
         wanted += beside
@@ -177,7 +177,7 @@ class Schema:
 
 
 def _leads(fields: Iterable[pa.Field], path: str) -> bool:
-    """Whether `path` names one of `fields`, or a field within its structs. Names may have dots."""
+    """Whether `path` names one of `fields`, or a field within their structs. Names may contain dots."""
     return any(
         path == field.name
         or (
@@ -190,7 +190,7 @@ def _leads(fields: Iterable[pa.Field], path: str) -> bool:
 
 
 def _allowed(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:
-    """The fields without metadata. InvalidUsage names the first field that a shard cannot hold."""
+    """The fields without metadata. Raises InvalidUsage, which names the first field that a shard cannot hold."""
     out: list[pa.Field] = []
     seen: set[str] = set()
     for field in fields:
@@ -207,7 +207,7 @@ def _allowed(path: str, fields: list[pa.Field], depth: int) -> list[pa.Field]:
 def _allowed_type(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
     is_nested = pa.types.is_struct(kind) or is_any_list(kind)
     if is_nested and depth > DEPTH_MAX:
-        raise InvalidUsage(f"field {name}: structs, lists and maps nest deeper than {DEPTH_MAX}")
+        raise InvalidUsage(f"field {name}: structs, lists and maps are nested more than {DEPTH_MAX} deep")
     if pa.types.is_struct(kind):
         if kind.num_fields == 0:
             raise InvalidUsage(f"field {name}: a nested struct needs at least one field", field=name)

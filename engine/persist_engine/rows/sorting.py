@@ -5,7 +5,7 @@
     bool, float     the bits, arranged to compare as numbers                    yes
     text, binary    the eight bytes after the prefix that all values share      no: ties get dense ranks
     decimal         the lower half when no value needs the upper half           yes; else dense ranks
-    nulls           a word of their own before the value's, nulls last
+    nulls           a separate word before the value's word, nulls last
 
 Rows are sorted by the first word. Only rows that tie go on to the next word, as groups. Group and word are packed into
 one 64-bit word where they fit, so most sorts are one vectorised sort of integers. Measured on 1M rows of (bigint,
@@ -29,9 +29,9 @@ Words = npt.NDArray[np.uint64]
 
 _WORD_BYTES = 8
 _BLOCK = 1024
-#: Groups of fewer rows on average are nearly sorted, whatever the order within each.
+#: If groups have fewer rows than this on average, the rows are nearly sorted, whatever the order within each group.
 _GROUP_ROWS_FEW = 8
-#: Distinct numbers within a range of at most so many times their count are put in their places, which takes a tenth of a sort.
+#: Distinct numbers whose range is at most this many times their count are put directly in their places. That takes a tenth of a sort.
 _DENSE_FACTOR = 4
 _SIGN = np.uint64(1 << 63)
 
@@ -44,10 +44,10 @@ def order_indices(columns: Iterable[pa.ChunkedArray], rows: int) -> Indices:
 def order_and_equal(
     columns: Iterable[pa.ChunkedArray], rows: int, *, is_in_runs: bool = False
 ) -> tuple[Indices, Bools]:
-    """Row indices in order; and for each row of that order but the first, whether it equals the row before.
+    """Returns the row indices in order and, for each row of that order but the first, whether it equals the row before.
 
-    `columns` has the form that `flatten_columns` returns; none is asked for that is not needed. Equal rows come in any order. `is_in_runs`:
-    the rows are a few sorted runs, one after the other. That is only a hint, which makes the sort of such rows many times faster.
+    `columns` yields columns as `flatten_columns` returns them; this requests only those that it needs. Equal rows come in any order.
+    `is_in_runs` is a hint that the rows are a few sorted runs, one after the other. It makes the sort of such rows many times faster.
     """
     if rows < 2:
         return np.arange(rows), np.zeros(0, dtype=np.bool_)
@@ -101,7 +101,7 @@ class _Sorting:
         if cut_bits <= 0:
             self._sort(packed)
             return
-        # Group and word do not fit one word. The upper bits of the word nearly always decide.
+        # Group and word do not fit into one word. The upper bits of the word nearly always decide.
         low = packed & np.uint64((1 << cut_bits) - 1)
         by, keep = self._sort(packed >> np.uint64(cut_bits))
         low = low[by][keep]
@@ -113,8 +113,8 @@ class _Sorting:
         return int(self.groups[-1] - self.groups[0]).bit_length()
 
     def _sort(self, words: Words) -> tuple[Indices, Bools]:
-        """As `refine`, for words that fit beside the number of a group and are not all equal. Returns how it reordered the rows of `tied`,
-        and which of them, in the new order, still tie.
+        """Like `refine`, for words that are not all equal and that fit into one word with the number of a group. Returns the new order of
+        the rows of `tied`, and which of them, in this order, still tie.
         """
         is_nearly_sorted = self.is_in_runs
         if self.is_begun:
@@ -151,7 +151,7 @@ def _sort_by(sorting: _Sorting, column: pa.ChunkedArray) -> None:
     if values.null_count == len(values):
         return
     if values.null_count:
-        # Nulls are already in groups of their own, where they tie: any value may stand in for them.
+        # Nulls are already in groups of their own, where they tie, so any value may replace them.
         values = pc.fill_null(values, values.drop_null()[0])
     words = _exact_words(values)
     if words is not None:
@@ -167,13 +167,13 @@ def _sort_by(sorting: _Sorting, column: pa.ChunkedArray) -> None:
 
 
 def _order_within(groups: Indices, words: Words, *, is_nearly_sorted: bool) -> tuple[Indices, Bools]:
-    """Positions sorted by (group, word); and for each but the first, whether group and word equal those before. Groups
-    already ascend, the words are not all equal, and both fit one word. Overwrites `words`.
+    """Returns the positions sorted by (group, word) and, for each but the first, whether group and word equal those before.
+    Groups must be ascending, the words not all equal, and both must fit into one word. Overwrites `words`.
 
-    `is_nearly_sorted`: a sort that finds sorted stretches pays. On rows in random order it takes a fifth longer.
+    `is_nearly_sorted` chooses a sort that detects sorted stretches. On rows in random order it takes a fifth longer.
 
-    SUBTLE: arrays are reused for speed, not to save memory. The allocator takes arrays of a megabyte from the system
-    and returns them. Touching their pages for the first time takes longer than sorting them.
+    SUBTLE: arrays are reused for speed, not to save memory. The allocator takes arrays of a megabyte from the system and
+    returns them. The first access to their pages takes longer than sorting them.
     """
     packed = np.subtract(words, words.min(), out=words if words.flags.writeable else None)
     word_bits = int(packed.max()).bit_length()
@@ -186,8 +186,7 @@ def _order_within(groups: Indices, words: Words, *, is_nearly_sorted: bool) -> t
     kind: Literal["stable", "quick"] = "stable" if is_nearly_sorted else "quick"
     by: Indices
     if word_bits + group_bits + at_bits <= 64:
-        # With the position in the same word, the numbers are sorted in place. That is several times faster than
-        # argsort.
+        # With the position in the same word, the numbers can be sorted in place, which is several times faster than argsort.
         packed <<= np.uint64(at_bits)
         _add_positions(packed)
         packed.sort(kind=kind)
@@ -200,7 +199,7 @@ def _order_within(groups: Indices, words: Words, *, is_nearly_sorted: bool) -> t
 
 
 def _in_places(words: Words) -> Indices | None:
-    """Positions sorted by word, for distinct words from 0 on that lie densely. None for others."""
+    """The positions sorted by word, for distinct words that fill the range from 0 densely. None for other words."""
     span = int(words.max()) + 1
     if span > _DENSE_FACTOR * len(words):
         return None
@@ -211,7 +210,7 @@ def _in_places(words: Words) -> Indices | None:
 
 
 def _add_positions(packed: Words) -> None:
-    """Writes its position into the free low bits of each word, as block plus offset in the block, for cache locality."""
+    """Writes the position of each word into its free low bits, block by block for cache locality."""
     blocks = packed[: len(packed) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
     blocks |= np.arange(_BLOCK, dtype=np.uint64)
     blocks |= np.arange(0, blocks.size, _BLOCK, dtype=np.uint64)[:, np.newaxis]
@@ -244,7 +243,7 @@ def _float_words(values: npt.NDArray[np.float64]) -> Words:
 
 
 def _decimal_words(values: pa.Array) -> Words | None:
-    """Two's complement in two halves. The lower half decides when the upper half is only its sign extension; else None."""
+    """The lower halves of decimals (two's complement), if all upper halves are only their sign extension; otherwise None."""
     halves = np.frombuffer(values.buffers()[1], dtype=np.int64)[2 * values.offset : 2 * (values.offset + len(values))]
     low, high = halves[0::2].copy(), halves[1::2]
     if not np.array_equal(high, low >> 63):
@@ -254,8 +253,8 @@ def _decimal_words(values: pa.Array) -> Words | None:
 
 
 def _prefix_words(values: pa.Array) -> Words:
-    """The eight bytes after the common prefix of text or binary without nulls, zero-padded. Ordered, but values that
-    differ may tie.
+    """The eight bytes after the common prefix of text or binary without nulls, zero-padded. They are in the order of the
+    values, but different values may tie.
     """
     offsets = text_offsets(values)
     data = np.frombuffer(values.buffers()[2] or b"", dtype=np.uint8)
@@ -263,7 +262,7 @@ def _prefix_words(values: pa.Array) -> Words:
         data = np.concatenate([data, np.zeros(_WORD_BYTES, dtype=np.uint8)])
     starts = offsets[:-1].astype(np.int64) + _common_prefix_bytes(values)
     used = np.minimum(offsets[1:] - starts, _WORD_BYTES)
-    # One unaligned word at every byte of the data. The last word starts eight bytes before the end.
+    # A view with one unaligned word at every byte of the data. The last word starts eight bytes before the end.
     every = np.ndarray(len(data) - _WORD_BYTES + 1, dtype="<u8", buffer=data, strides=(1,))
     at = np.minimum(starts, len(every) - 1)
     words: Words = every[at].byteswap()

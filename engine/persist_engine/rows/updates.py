@@ -49,7 +49,7 @@ __all__ = [
 _LOW_BITS = 32
 _LOW_MASK = (1 << _LOW_BITS) - 1
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
-#: Of fewer texts, finding out whether all have one width costs more than it saves.
+#: With fewer texts than this, finding out whether all have the same width costs more than it saves.
 _ALIKE_ROWS_MIN = 4096
 
 
@@ -68,7 +68,7 @@ def is_consolidated(table: pa.Table) -> bool:
 def consolidate(table: pa.Table) -> pa.Table:
     """Sorts rows and sums diffs: one row for each (key, val, time), zeros dropped, floats canonical. Idempotent.
 
-    InvariantViolated when a sum overflows int64. Sorted input without duplicates is detected in one pass and not sorted.
+    Raises InvariantViolated when a sum overflows int64. Sorted input without duplicates is detected in one pass and not sorted.
     """
     if (few := consolidate_small(table)) is not None:
         return few
@@ -81,14 +81,16 @@ def consolidate(table: pa.Table) -> pa.Table:
 
 
 def consolidate_sorted(table: pa.Table) -> pa.Table | None:
-    """`consolidate` for rows that are in order; None when they are not."""
+    """Like `consolidate`, for rows that are in order. Returns None when they are not."""
     table = with_canonical_floats(table)
     in_order, equal = compare_adjacent(flat_columns(table), table.num_rows)
     return summed(table, None, equal) if in_order else None
 
 
 def summed(table: pa.Table, order: Indices | None, equal: Bools) -> pa.Table:
-    """The rows in `order` (None: as they are). Adds each row that `equal` marks to the row before it. Copies only rows that remain."""
+    """The rows in `order` (None: as they are), with the diff of each row that `equal` marks added to that of the row before. Copies only
+    the rows that remain.
+    """
     diffs = _diffs(table)
     if not equal.any():
         keep = diffs != 0
@@ -111,7 +113,7 @@ def diffs_sum(table: pa.Table) -> int:
     diffs = _diffs(table)
     if len(diffs) <= ROWS_MAX:
         return sum(diffs.tolist())
-    # In two halves of 32 bits: the sum of either fits int64.
+    # The diffs are added in two halves of 32 bits, because the sum of each half fits into int64.
     return (int(np.add.reduce(diffs >> _LOW_BITS)) << _LOW_BITS) + int(np.add.reduce(diffs & _LOW_MASK))
 
 
@@ -130,7 +132,7 @@ def wrapped_diffs_sum(table: pa.Table) -> int:
 
 
 def advance_times(table: pa.Table, frontier: Antichain) -> pa.Table:
-    """Advances each time to max(time, frontier), from which it is indistinguishable beyond `frontier`.
+    """Advances each time to max(time, frontier). For readers at or past `frontier`, this makes no difference.
 
     The empty frontier distinguishes no times, so no rows remain. A frontier past int64 is replaced by the greatest data time, because no
     update is later.
@@ -164,7 +166,7 @@ def times_at(table: pa.Table, as_of: int) -> pa.Table:
 
 
 def time_filter(table: pa.Table, lower: Antichain, upper: Antichain) -> pa.Table:
-    """Rows with a time at or beyond `lower` and not at or beyond `upper`. Returns the table itself when all rows qualify."""
+    """Rows with a time at or past `lower` and before `upper`. Returns the table itself when all rows qualify."""
     if lower.time is None or lower.time > DATA_TIME_MAX:
         return table.slice(0, 0)
     if table.num_rows == 0:
@@ -200,14 +202,14 @@ def rows_at(table: pa.Table, indices: Indices) -> pa.Table:
 def _pick_column(column: pa.ChunkedArray, picked: pa.Array) -> pa.ChunkedArray:
     if column.type == pa.int64() and not column.null_count:
         bounds = pc.min_max(column)
-        if len(column) and bounds["min"] == bounds["max"]:  # one repeated value: times of one as_of, diffs of inserts
+        if len(column) and bounds["min"] == bounds["max"]:  # one value, as in times of one as_of or diffs of inserts
             return pa.chunked_array([constant(bounds["min"].as_py(), len(picked))])
     values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return pa.chunked_array([_taken(values, picked)], column.type)
 
 
 def _taken(array: pa.Array, picked: pa.Array) -> pa.Array:
-    """Values by index. The indices are valid: checking them, or taking from a struct as a whole, makes this a third slower."""
+    """Values by index. The indices must be valid. A check of them, or a `take` from a whole struct, would make this a third slower."""
     if pa.types.is_struct(array.type) and array.type.num_fields and not array.null_count:
         children = [_taken(child, picked) for child in array.flatten()]
         return pa.StructArray.from_arrays(children, fields=list(array.type))
@@ -217,7 +219,7 @@ def _taken(array: pa.Array, picked: pa.Array) -> pa.Array:
 
 
 def _width_of_all(array: pa.Array) -> int:
-    """The number of bytes of each text or binary, when all have as many and there are many of them; else 0."""
+    """The number of bytes of each text or binary, if all have the same number and there are many of them; otherwise 0."""
     is_text = pa.types.is_string(array.type) or pa.types.is_binary(array.type)
     if not is_text or array.null_count or len(array) < _ALIKE_ROWS_MIN:
         return 0
@@ -229,7 +231,7 @@ def _width_of_all(array: pa.Array) -> int:
 
 
 def _taken_of_width(array: pa.Array, picked: pa.Array, width: int) -> pa.Array:
-    """As `_taken`, for texts or binaries of so many bytes each. In random order this takes a quarter of the time of Arrow's copy of text
+    """Like `_taken`, for texts or binaries of `width` bytes each. In random order this takes a quarter of the time of Arrow's copy of text
     (docs/adr/0008-reading-less.md).
     """
     data = array.buffers()[2].slice(int(text_offsets(array)[0]))
@@ -240,7 +242,7 @@ def _taken_of_width(array: pa.Array, picked: pa.Array, width: int) -> pa.Array:
 
 
 def with_canonical_floats(table: pa.Table) -> pa.Table:
-    """The same rows with one zero and one NaN. Returns the table itself when they are as they should be."""
+    """The same rows with one zero and one NaN. Returns the table itself when its floats are canonical already."""
     for index, name in enumerate(table.column_names):
         if name in {"key", "val"}:
             column = table.column(index)
@@ -251,7 +253,7 @@ def with_canonical_floats(table: pa.Table) -> pa.Table:
 
 
 def sums_of_groups(diffs: npt.NDArray[np.int64], starts: Indices) -> npt.NDArray[np.int64]:
-    """The sum of each group [starts[i], starts[i+1]). InvariantViolated when one overflows int64.
+    """The sum of each group [starts[i], starts[i+1]). Raises InvariantViolated when a sum overflows int64.
 
     numpy wraps silently. Diffs are therefore added in two halves of 32 bits, unless all of them together are too small to overflow.
     """
@@ -271,7 +273,7 @@ def sums_of_groups(diffs: npt.NDArray[np.int64], starts: Indices) -> npt.NDArray
 # two dozen calls: 90 us for 10 rows of (bigint, string), out of 400 us for a whole small commit. Python tuples take 25 us. This is the only
 # place that handles rows as Python values.
 
-#: Larger tables are left to Arrow. Measured on (bigint, string): 27 against 90 us at 10 rows, 50 against 92 at 100, equal at 256.
+#: Larger tables are left to Arrow. Measured on (bigint, string): 27 us against 90 us at 10 rows, 50 us against 92 us at 100, equal at 256.
 ROWS_MAX = 128
 
 _INT64 = range(-(2**63), 2**63)
@@ -284,10 +286,10 @@ _AS_THEY_ARE = {
 
 
 def consolidate_small(table: pa.Table) -> pa.Table | None:
-    """`consolidate(table)`, or None when the kernels must do it: too many rows, or a column whose values Python would order or rewrite
-    differently (zeros and NaN among floats, decimals, nested structs).
+    """Like `consolidate`, for a few rows. Returns None when the kernels must do it: there are too many rows, or a column has values that
+    Python would order or rewrite differently (zeros and NaN among floats, decimals, nested structs).
 
-    Returns the table itself when its rows are already consolidated. InvariantViolated when a sum of diffs overflows int64.
+    Returns the table itself when its rows are already consolidated. Raises InvariantViolated when a sum of diffs overflows int64.
     """
     if not 0 < table.num_rows <= ROWS_MAX:
         return None
@@ -309,7 +311,7 @@ def consolidate_small(table: pa.Table) -> pa.Table | None:
 def _consolidated(table: pa.Table, batch: pa.RecordBatch, rows: list[tuple[Any, ...]]) -> pa.Table:
     diffs: list[int] = batch.column("diff").to_pylist()
     order = sorted(range(len(rows)), key=rows.__getitem__)
-    if len(set(rows)) == len(rows) and 0 not in diffs:  # the usual commit: nothing to add up
+    if len(set(rows)) == len(rows) and 0 not in diffs:  # the usual commit, which has nothing to add up
         if order == list(range(len(rows))):
             return table
         return pa.Table.from_batches([batch.take(pa.array(order, pa.int64()))])
@@ -337,7 +339,7 @@ def _comparable(column: pa.Array) -> list[Any] | None:
         column = column.view(_AS_WHOLE_NUMBERS[kind])
     elif kind in _FLOATS:
         values = column.to_pylist()
-        # Python's NaN differs from itself, and its zeros keep their sign: the kernels write the canonical values.
+        # In Python, NaN differs from itself and zeros keep their sign. So leave these to the kernels, which write the canonical values.
         return None if any(value is None or value != value or value == 0 for value in values) else values  # noqa: PLR0124
     elif kind not in _AS_THEY_ARE:
         return None

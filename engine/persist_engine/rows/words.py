@@ -26,7 +26,7 @@ from persist_engine.rows.columns import canonical_floats, empty_struct
 from persist_engine.rows.nested.layout import ELEMENT, ListColumn, is_list, values_type
 
 WORD_BYTES = 8
-#: Rows are decoded in chunks of this size: a column of strings holds twice as much, and one row may be large.
+#: Rows are decoded in chunks of this size. A column of strings can hold twice as much, which leaves room for one large row.
 _CHUNK_BYTES = 1 << 30
 
 _PADDING = tuple(b"\0" * count for count in range(WORD_BYTES))
@@ -68,7 +68,7 @@ class RowCodec:
     def encode(self, rows: pa.ChunkedArray | pa.Array) -> pa.LargeBinaryArray:
         """The bytes of each row. The struct itself must not be null."""
         if isinstance(rows, pa.ChunkedArray):
-            # Chunk by chunk: all strings together may exceed the capacity of one string column.
+            # Encode chunk by chunk, because all strings together may exceed the capacity of one string column.
             return pa.concat_arrays([self.encode(chunk) for chunk in rows.chunks] or [pa.array([], pa.large_binary())])
         array = rows
         count = len(array)
@@ -98,7 +98,7 @@ class RowCodec:
         return pc.binary_join_element_wise(head, *strings, padding, pa.scalar(b"", pa.large_binary()))
 
     def decode(self, rows: pa.LargeBinaryArray) -> pa.ChunkedArray:
-        """Inverse of `encode`, with canonical floats. CorruptData when the bytes cannot be of this type.
+        """Inverse of `encode`, with canonical floats. Raises CorruptData when the bytes cannot be of this type.
 
         The result is chunked, because a column of strings holds 2 GiB at most.
         """
@@ -168,7 +168,7 @@ class _ListCodec:
         self._codec = RowCodec(self._rows)
 
     def encode(self, array: pa.Array) -> pa.LargeBinaryArray:
-        """The bytes of each list; of null, those of a list without elements."""
+        """The bytes of each list. The bytes of null are those of a list without elements."""
         pieces = ListColumn.of(array)
         values = pieces.values
         rows = values if self._is_map else pa.StructArray.from_arrays([values], fields=list(self._rows))

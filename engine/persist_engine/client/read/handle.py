@@ -427,9 +427,7 @@ class ReadHandle(Expiring):
             return None
         if isinstance(where, str):
             return filter_of(where, self._schema)
-        return Filter(
-            predicate_of(where), self._schema
-        )  # a predicate made by code, which names key or val in each column
+        return Filter(predicate_of(where), self._schema)  # made by code, which names key or val in each column
 
     def _time(self, given: TimeLike, name: str = "as_of") -> int:
         self.check_open()

@@ -225,9 +225,7 @@ class SpineBatch:
 
     def _again(self, level: int, start_ms: int | None) -> SpineBatch:
         out = SpineBatch(self.id, self.desc, level, self.parts, self.sizes, start_ms)
-        object.__setattr__(
-            out, "_encoded", self._encoded
-        )  # the cache depends on the parts only, and these are the same
+        object.__setattr__(out, "_encoded", self._encoded)  # it depends only on the parts, which are the same
         object.__setattr__(out, "_oldest_writer", self._oldest_writer)
         object.__setattr__(out, "_waits_from_ms", self._waits_from_ms)
         object.__setattr__(out, "_net_updates", self._net_updates)

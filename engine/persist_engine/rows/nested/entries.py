@@ -1,4 +1,4 @@
-"""The entries of maps in the order of their keys, in which shards hold them. So two maps are equal when their lists of entries are.
+"""Sorts the entries of maps by key. Shards hold maps in this order, so two maps are equal exactly when their lists of entries are.
 
 Writers sort them once (spec 26.2), because a sort at every comparison would cost more than the comparison.
 """
@@ -15,18 +15,20 @@ from persist_engine.rows.sorting import order_and_equal
 
 
 def holds_maps(kind: pa.DataType) -> bool:
-    """Whether a map is somewhere in the type."""
+    """Whether the type is a map or contains one."""
     if pa.types.is_struct(kind):
         return any(holds_maps(field.type) for field in kind)
     return bool(pa.types.is_map(kind)) or (is_list(kind) and holds_maps(values_type(kind)))
 
 
 class KeyProblem(ValueError):
-    """A map that cannot be held: one of its keys is null, or comes twice."""
+    """A shard cannot hold a map, because one of its keys is null or occurs twice."""
 
 
 def sorted_entries(array: pa.Array) -> pa.Array:
-    """The maps with their entries in the order of their keys, as rows have it. The array itself when all are. KeyProblem names a key."""
+    """The maps with their entries in the row order of their keys. Returns the array itself when they all are already. Raises KeyProblem,
+    which names the key.
+    """
     pieces = ListColumn.of(array)
     keys = pieces.values.field(0)
     if keys.null_count:

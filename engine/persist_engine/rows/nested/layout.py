@@ -1,6 +1,6 @@
 """Lists and maps as offsets and values. A map is a list of entries, structs of `key` and `value`.
 
-Elements and the values of maps may always be null. The keys of maps never are, and are no structs, lists or maps.
+Elements and the values of maps may be null. The keys of maps are never null, and never structs, lists or maps.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ import pyarrow.compute as pc
 
 Offsets = npt.NDArray[np.int32]
 
-#: The name that Parquet and Spark have for the elements of a list.
+#: The name that Parquet and Spark use for the elements of a list.
 ELEMENT = "element"
-#: Offsets have 32 bits.
+#: The limit on elements of one column, because offsets have 32 bits.
 _ELEMENTS_MAX = 2**31 - 1
 _KEY, _VALUE = "key", "value"
 
 
 def list_of(value_type: pa.DataType) -> pa.DataType:
-    """The type of lists of such values."""
+    """The type of lists of `value_type`."""
     return pa.list_(pa.field(ELEMENT, value_type))
 
 
 def map_of(key_type: pa.DataType, value_type: pa.DataType) -> pa.DataType:
-    """The type of maps from such keys to such values."""
+    """The type of maps from `key_type` to `value_type`."""
     return pa.map_(key_type, pa.field(_VALUE, value_type))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether values are lists or maps, in the layout that shards hold."""
+    """Whether the type is a list or a map in the layout that shards hold."""
     return bool(pa.types.is_list(kind) or pa.types.is_map(kind))
 
 
 def is_any_list(kind: pa.DataType) -> bool:
-    """Whether values are lists or maps in any layout of Arrow."""
+    """Whether the type is a list or a map in any layout of Arrow."""
     return is_list(kind) or bool(
         pa.types.is_large_list(kind)
         or pa.types.is_fixed_size_list(kind)
@@ -48,7 +48,7 @@ def is_any_list(kind: pa.DataType) -> bool:
 
 
 def holds_lists(kind: pa.DataType) -> bool:
-    """Whether a list or a map is somewhere in the type."""
+    """Whether the type is a list or a map, or contains one."""
     if pa.types.is_struct(kind):
         return any(holds_lists(field.type) for field in kind)
     return is_list(kind)
@@ -70,11 +70,11 @@ class ListColumn:
     offsets: Offsets
     values: pa.Array
     absent: pa.Array | None
-    """True for each row that is null; None when none is."""
+    """Whether each row is null; None when no row is."""
 
     @classmethod
     def of(cls, array: pa.Array) -> ListColumn:
-        """Only the values that the rows show. A null row has none, whatever lies under it."""
+        """The column with only the values that its rows show. A null row has no values, whatever bytes are under it."""
         count = len(array)
         offsets = np.frombuffer(array.buffers()[1] or bytes(4), np.int32, count + 1, 4 * array.offset if count else 0)
         values = array.values.slice(int(offsets[0]), int(offsets[-1]) - int(offsets[0]))
@@ -89,7 +89,7 @@ class ListColumn:
         return cls(offsets, values, array.is_null())
 
     def array(self, kind: pa.DataType, values: pa.Array | None = None) -> pa.Array:
-        """The column, of the type `kind`. With `values`, those in the place of its own; they have the type that `kind` says."""
+        """The column as an array of the type `kind`. With `values`, these replace its own; they must have the value type of `kind`."""
         values = self.values if values is None else values
         count = len(self.offsets) - 1
         valid = None if self.absent is None else pc.invert(self.absent).buffers()[1]
@@ -100,8 +100,8 @@ class ListColumn:
 
 
 def mapped(array: pa.Array, kind: pa.DataType, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """The column as `kind`, with values that `change` makes of all values that the rows show. The array itself when `change` returns what
-    it was given, the type is the same, and nothing can lie under nulls.
+    """The column as `kind`, with its values replaced by the result of `change`, which gets all values that the rows show. Returns the array
+    itself when `change` returns its argument, the type is the same, and there can be no bytes under nulls.
     """
     pieces = ListColumn.of(array)
     values = change(pieces.values)
@@ -111,14 +111,14 @@ def mapped(array: pa.Array, kind: pa.DataType, change: Callable[[pa.Array], pa.A
 
 
 def as_plain_list(array: pa.Array) -> pa.Array:
-    """Lists of any layout of Arrow as lists with 32-bit offsets. ArrowInvalid when there are more than 2^31 elements."""
+    """Lists of any layout of Arrow as lists with 32-bit offsets. Raises ArrowInvalid when there are more than 2^31 elements."""
     kind = array.type
     if is_list(kind):
         return array
     plain = pa.list_(kind.value_field)
     if not (pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)):
         return array.cast(plain)
-    # SUBTLE: Arrow's cast of views writes one offset too few. The last list then ends anywhere.
+    # SUBTLE: Arrow's cast of list views writes one offset too few, so the end of the last list is undefined.
     ends = np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False), dtype=np.int64)
     if len(ends) and ends[-1] > _ELEMENTS_MAX:
         raise pa.ArrowInvalid(f"{ends[-1]} elements are more than one column holds")
@@ -127,7 +127,7 @@ def as_plain_list(array: pa.Array) -> pa.Array:
 
 
 def has_required(data_type: pa.DataType) -> bool:
-    """Whether a field within the struct is NOT NULL; False for other types."""
+    """Whether a field within the struct is NOT NULL. False for other types."""
     if not pa.types.is_struct(data_type):
         return False
     return any(not child.nullable or has_required(child.type) for child in data_type)

@@ -7,7 +7,7 @@ structs field by field. Null comes last, NaN after all numbers, and -0.0 equals 
     struct    its fields, each as an element        text      its bytes with 00 as 00 FF, then 00 00
     numbers   big-endian, arranged to compare as unsigned
 
-The bytes live in memory only, and may change with any release. The order may not: parts are sorted by it (spec 26.2).
+The bytes exist in memory only and may change with any release. The order may not change, because parts are sorted by it (spec 26.2).
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from persist_engine.rows.nested.layout import ListColumn, is_list
 
 Bytes = npt.NDArray[np.uint8]
 
-#: The offsets of binary columns have 32 bits.
+#: The limit on the bytes of one chunk, because the offsets of binary columns have 32 bits.
 _BYTES_MAX = 2**31 - 1
 _BINARY = pa.large_binary()
 
 
 def ordered(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column of lists or maps as binary values of the same order, null where it is null. A chunk becomes several if it needs them."""
+    """The column of lists or maps as binary values of the same order, null where it is null. A chunk with too many bytes becomes
+    several.
+    """
     chunks = [piece for chunk in column.chunks for piece in _ordered_chunks(chunk)]
     return pa.chunked_array(chunks, pa.binary())
 
@@ -46,14 +48,14 @@ def _lists(array: pa.Array) -> pa.LargeBinaryArray:
     elements = _elements(pieces.values)
     _, edges, data = elements.buffers()
     starts = np.frombuffer(edges, np.int64, len(elements) + 1, 8 * elements.offset)[pieces.offsets]
-    # The elements of a row lie end to end: together they are one value.
+    # The elements of a row are adjacent, so together they are one value.
     bodies = _binary(starts, data)
     ended = _joined(bodies, b"\x00")
     return ended if pieces.absent is None else pc.if_else(pieces.absent, pa.scalar(None, _BINARY), ended)
 
 
 def _elements(values: pa.Array) -> pa.LargeBinaryArray:
-    """The bytes of each value, with the mark of null or of a value before them. No result is null."""
+    """The bytes of each value, after a mark for null or for a value. No result is null."""
     kind = values.type
     if pa.types.is_struct(kind):
         there = _joined(b"\x01", *(_elements(values.field(index)) for index in range(kind.num_fields)))
@@ -68,7 +70,7 @@ def _elements(values: pa.Array) -> pa.LargeBinaryArray:
 
 
 def _fixed(values: pa.Array) -> pa.LargeBinaryArray:
-    """The bytes of values that all have the same size. What lies under a null has no meaning."""
+    """The bytes of values that all have the same size. The bytes under a null have no meaning."""
     digits = _digits(values)
     rows = np.empty((len(values), 1 + digits.shape[1]), np.uint8)
     rows[:, 0] = 1
@@ -77,7 +79,7 @@ def _fixed(values: pa.Array) -> pa.LargeBinaryArray:
 
 
 def _digits(values: pa.Array) -> Bytes:
-    """The bytes of each value, the most significant first, as rows."""
+    """The bytes of each value, most significant first, one row for each value."""
     kind = values.type
     if pa.types.is_boolean(kind):
         return _rows(values.cast(pa.uint8()).fill_null(0).to_numpy(zero_copy_only=False), 1)
@@ -101,7 +103,7 @@ def _rows(numbers: npt.NDArray[np.generic], width: int) -> Bytes:
 
 
 def _joined(*parts: pa.Array | bytes) -> pa.LargeBinaryArray:
-    """The parts end to end, row by row. At least one is no constant."""
+    """The concatenation of the parts, row by row. At least one part must be an array."""
     some = [pa.scalar(part, _BINARY) if isinstance(part, bytes) else part for part in parts]
     return pc.binary_join_element_wise(*some, pa.scalar(b"", _BINARY))
 

@@ -1,5 +1,6 @@
-"""Python values as arrays of a type that a shard may hold: structs from tuples or dicts, lists from lists or tuples, maps from dicts or
-pairs. Nothing is cut: what the type cannot hold is refused, by its path. And arrays as Python values, for messages and for people.
+"""Converts Python values into arrays of a type that a shard may hold: structs from tuples or dicts, lists from lists or tuples, maps from
+dicts or pairs. No value is truncated: a value that the type cannot hold is refused, and the error names its path. Also converts arrays into
+Python values, for messages and for people.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from persist_engine.rows.nested.layout import is_list, values_type
 
 
 def array_of(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lack: bool = False) -> pa.Array:
-    """`values` as an array of type `kind`. `may_lack`: a field that a dict lacks is null. SchemaMismatch names what does not fit."""
+    """`values` as an array of type `kind`. With `may_lack`, a field that a dict lacks is null. Raises SchemaMismatch, which names what does
+    not fit.
+    """
     if pa.types.is_struct(kind):
         return struct_array(path, values, kind, may_lack=may_lack)
     if is_list(kind):
@@ -32,8 +35,8 @@ def array_of(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lack: b
 
 
 def leaf_array(values: Sequence[Any], target: pa.DataType) -> pa.Array:
-    """`values` as an array of type `target`. Raises Arrow's own errors; TypeError where Arrow would silently truncate (fractions of
-    numbers, the time of day of dates, zones of instants); OverflowError where Arrow would make a number infinite.
+    """`values` as an array of type `target`. Raises Arrow's own errors. Raises TypeError where Arrow would silently truncate (fractions of
+    numbers, the time of day of dates, zones of instants), and OverflowError where Arrow would make a number infinite.
     """
     if not (pa.types.is_integer(target) or pa.types.is_floating(target) or pa.types.is_temporal(target)):
         return pa.array(values, target)  # Arrow checks these types strictly
@@ -59,14 +62,14 @@ def leaf_array(values: Sequence[Any], target: pa.DataType) -> pa.Array:
 
 
 def _would_cut(values: Sequence[Any], target: pa.DataType) -> bool:
-    """Whether some value holds more than `target` can. Arrow infers the type from the first value and does not notice it in later ones."""
+    """Whether `target` would truncate some value. Arrow infers the type from the first value, and does not check later ones."""
     if pa.types.is_date(target):
         return any(isinstance(value, datetime) for value in values)
     return target.tz is None and any(isinstance(value, datetime) and value.tzinfo is not None for value in values)
 
 
 def struct_array(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lack: bool = False) -> pa.Array:
-    """One struct array of tuples (in field order) or dicts (by name). None is null. The value of a struct without fields is ()."""
+    """A struct array from tuples (in field order) or dicts (by name). None is null. The value of a struct without fields is ()."""
     if kind.num_fields == 0:
         if any(values):
             raise SchemaMismatch(f"{path} holds values, the shard's schema has none: expected (), {{}} or None")
@@ -82,7 +85,9 @@ def struct_array(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lac
 
 
 def python_rows(rows: pa.Table) -> list[dict[str, Any]]:
-    """The rows as dicts, maps as dicts too. InvalidUsage names a column with a date or an instant in a year that Python does not have."""
+    """The rows as dicts, with maps as dicts, too. Raises InvalidUsage, which names the column, for a date or an instant in a year that
+    Python does not have.
+    """
     try:
         found: list[dict[str, Any]] = rows.to_pylist(maps_as_pydicts="strict")
     except (OverflowError, ValueError):
@@ -93,7 +98,7 @@ def python_rows(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def python_column(name: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values of one column, as of `python_rows`."""
+    """The values of one column, as `python_rows` returns them."""
     try:
         found: list[Any] = column.to_pylist(maps_as_pydicts="strict")
     except (OverflowError, ValueError) as error:
@@ -105,8 +110,8 @@ def python_column(name: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values as Python has them, maps as dicts, but for dates and instants in years that it does not have: those as numbers, said to be
-    so.
+    """The values as Python objects, with maps as dicts. A date or an instant in a year that Python does not have becomes a text that says
+    so and shows its number.
     """
     try:
         found: list[Any] = column.to_pylist(maps_as_pydicts="strict")
@@ -116,7 +121,7 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def python_value(scalar: pa.Scalar) -> Any:
-    """One of them."""
+    """One value, as `python_values` returns it."""
     try:
         return scalar.as_py()
     except (OverflowError, ValueError):
@@ -124,7 +129,7 @@ def python_value(scalar: pa.Scalar) -> Any:
             return {field.name: python_value(scalar[field.name]) for field in scalar.type}
         if isinstance(scalar, pa.ListScalar):
             return [python_value(each) for each in scalar.values]
-        return f"<value out of range: {scalar.value}>"  # Arrow's own text of a far instant has another year
+        return f"<value out of range: {scalar.value}>"  # not Arrow's own text, which shows a wrong year
 
 
 def _list_array(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lack: bool) -> pa.Array:

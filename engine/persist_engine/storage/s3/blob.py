@@ -170,9 +170,7 @@ class S3Blob:
 
         try:
             return self._fetch(key, lambda: self._run("get", read))
-        except (
-            botocore.exceptions.FlexibleChecksumError
-        ):  # some servers send the checksum of the whole object with a piece
+        except botocore.exceptions.FlexibleChecksumError:  # some servers send the whole object's checksum with a piece
             return None if (whole := self.get(key)) is None else whole[start : start + size_bytes]
 
     def set(self, key: str, value: bytes) -> None:
