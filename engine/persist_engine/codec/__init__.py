@@ -1,1 +1,1 @@
-"""Room 2: values to bytes and back, pure."""
+"""Values to bytes and back. Pure."""

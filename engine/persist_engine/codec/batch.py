@@ -1,7 +1,7 @@
-"""Hollow batches and their parts <-> protobuf, alone, within listings and between processes.
+"""Converts hollow batches and their parts to protobuf and back: alone, within listings and between processes.
 
 `*_to_pb` build messages. `*_from_pb` build values, and raise InvariantViolated or InvalidUsage for bytes that no encoder
-wrote: run them within `envelope.decoding`, which turns these errors into CorruptData.
+wrote. They must run within `envelope.decoding`, which turns these errors into CorruptData.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ _KINDS_BACK = {number: kind for kind, number in _KINDS.items()}
 
 
 def encode_batch(batch: HollowBatch) -> bytes:
-    """A batch alone, without its shard."""
+    """The bytes of a batch alone, without its shard."""
     return sealed(Kind.BATCH, batch_to_pb(batch))
 
 
 def decode_batch(data: bytes, *, key: str = "batch") -> HollowBatch:
-    """Inverse of `encode_batch`. CorruptData or Incompatible with `key`."""
+    """Inverse of `encode_batch`. Raises CorruptData or Incompatible with `key`."""
     message = opened(Kind.BATCH, data, pb.HollowBatch(), key)
     with decoding("the batch", key):
         return batch_from_pb(message)
 
 
 def encode_transmittable(shard_id: ShardId, version: str, batch: HollowBatch) -> bytes:
-    """A batch for another process, with its shard and the version of the code that made it."""
+    """The bytes of a batch for another process, with its shard and the version of the code that made it."""
     message = pb.TransmittableBatch(shard_id=shard_id.to_bytes(), applier_version=version, batch=batch_to_pb(batch))
     return sealed(Kind.TRANSMITTABLE_BATCH, message)
 
 
 def decode_transmittable(data: bytes, *, key: str = "transmittable batch") -> tuple[ShardId, str, HollowBatch]:
-    """(shard, version, batch). Inverse of `encode_transmittable`. CorruptData or Incompatible (also for newer code) with
-    `key`.
+    """Returns (shard, version, batch). Inverse of `encode_transmittable`. Raises CorruptData or Incompatible (also for newer
+    code) with `key`.
     """
     message = opened(Kind.TRANSMITTABLE_BATCH, data, pb.TransmittableBatch(), key)
     check_readable(message.applier_version, key)
@@ -72,14 +72,14 @@ def decode_transmittable(data: bytes, *, key: str = "transmittable batch") -> tu
 
 
 def encode_run_listing(shard_id: ShardId, parts: Sequence[RunPart], *, version: str = APPLIER_VERSION) -> bytes:
-    """The blob of a hollow run: its shard, the version of the code that wrote it, and `parts` in order."""
+    """The blob of a hollow run. It holds the shard, the version of the code that wrote it, and `parts` in order."""
     listing = pb.RunListing(shard_id=shard_id.to_bytes(), applier_version=version, parts=map(_part_to_pb, parts))
     return sealed(Kind.RUN_LISTING, listing)
 
 
 def decode_run_listing(data: bytes, *, key: str, shard_id: ShardId) -> tuple[RunPart, ...]:
-    """The listed parts, at least one. Inverse of `encode_run_listing`. CorruptData (also for another shard's listing) or
-    Incompatible (also for newer code) with `key`.
+    """The listed parts, at least one. Inverse of `encode_run_listing`. Raises CorruptData (also for another shard's listing)
+    or Incompatible (also for newer code) with `key`.
     """
     message = opened(Kind.RUN_LISTING, data, pb.RunListing(), key)
     check_readable(message.applier_version, key)
@@ -93,7 +93,7 @@ def decode_run_listing(data: bytes, *, key: str, shard_id: ShardId) -> tuple[Run
 
 
 def antichain_to_pb(frontier: Antichain) -> pb.Antichain:
-    """Equal frontiers share the message: read or copy it, never change it."""
+    """Equal frontiers share the message, so it may be read or copied, but never changed."""
     return _antichain_to_pb(frontier.time)
 
 
@@ -103,19 +103,19 @@ def _antichain_to_pb(time: int | None) -> pb.Antichain:
 
 
 def antichain_from_pb(message: pb.Antichain) -> Antichain:
-    """The frontier of a message with at most one element. The caller checks that the message is present."""
+    """The frontier of a message with at most one element. The caller must check that the message is present."""
     elements = message.elements
     if len(elements) > 1:
         raise InvariantViolated(f"a frontier of {len(elements)} times")
     return _antichain(elements[0] if elements else None)
 
 
-#: The frontiers of a state are few, and many batches share each.
+#: A cache, because a state has few different frontiers, and many batches share each.
 _antichain = lru_cache(maxsize=4096)(Antichain)
 
 
 def description_to_pb(desc: Description) -> pb.Description:
-    """Equal descriptions share the message: read or copy it, never change it. A diff repeats those of its spine batches."""
+    """Equal descriptions share the message, so it may be read or copied, but never changed. A diff repeats those of its spine batches."""
     return _description_to_pb(desc.lower.time, desc.upper.time, desc.since.time)
 
 
@@ -125,13 +125,13 @@ def _description_to_pb(lower: int | None, upper: int | None, since: int | None) 
 
 
 def description_from_pb(message: pb.Description) -> Description:
-    """Equal messages share the value: a diff names the same batches again at every level that they merge into."""
+    """Equal messages share the value, because a diff names the same batches again at every level into which they merge."""
     return _description(message.SerializeToString())
 
 
 @lru_cache(maxsize=16_384)
 def _description(raw: bytes) -> Description:
-    """From its bytes: a lookup by them takes a tenth of the time that reading the fields takes."""
+    """The description in these bytes, from a cache: the lookup takes a tenth of the time of reading the fields."""
     message = pb.Description()
     message.ParseFromString(raw)
     for name in ("lower", "upper", "since"):
@@ -247,7 +247,7 @@ def _part_from_pb(message: pb.Part) -> RunPart:
         )
     if which == "run":
         return _run_ref_from_pb(message.run)
-    if which is None and message.ByteSize():  # a field of newer code
+    if which is None and message.ByteSize():  # newer code wrote a field that this code does not know
         raise Incompatible("a part of a kind that this code does not know: upgrade this binary")
     check(which == "hollow", "a part of no kind")
     hollow = message.hollow

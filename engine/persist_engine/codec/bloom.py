@@ -1,10 +1,10 @@
 """The Bloom filters of a part: which values of a column a row group certainly does not hold.
 
-They are Parquet's own (split blocks, xxHash64 of a value's plain form), so other readers use them too. pyarrow writes them, between the row
-groups and the footer, and reads none: this module does. The part's descriptor says how many bytes from the first filter to the footer
-there are, and for which columns; the footer has their CRC-32.
+They are Parquet's own (split blocks, xxHash64 of a value's plain form), so other readers use them, too. pyarrow writes them between the row
+groups and the footer, but cannot read them, so this module does. The part's descriptor has the number of bytes from the first filter to the
+footer, and the columns with filters; the footer has the CRC-32 of these bytes.
 
-Invariant: `lacks` is True only if no row of the group has the value. Whatever it cannot decide, and whatever is damaged, is not lacking.
+Invariant: `lacks` is True only if no row of the group has the value. It is False when it cannot decide, and when a filter is damaged.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from persist_engine.model.batch import Footing
 from persist_engine.model.state import FILTERED
 from persist_engine.rows.comparable import EXACT, NAN, Comparable
 
-#: The share of the row groups without a value that a filter does not rule out. A row takes one to two and a half bytes of a filter, since
-#: its size is a power of two.
+#: The share of the row groups without a value that a filter does not rule out. A filter takes one to two and a half bytes for each row,
+#: since its size is a power of two.
 FALSE_POSITIVES = 0.01
-#: The values of each filter that a verification looks for.
+#: The number of values that a verification looks up in each filter.
 CHECKED_VALUES = 16
 FILTERS_CHECK = "persist.filters_check"
 _MARK, _DIGITS = b"persist-filters-crc32=", 8
 
-#: Parquet's constants of a split block: each of its eight words has one bit of a value.
+#: Parquet's constants for a split block. A value sets one bit in each of its eight words.
 _SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
 _BLOCK_BYTES = 32
-#: What follows the size in the Thrift header of a filter: split blocks, xxHash, not compressed.
+#: The bytes after the size in the Thrift header of a filter: split blocks, xxHash, not compressed.
 _HEADER_TAIL = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
 _INTS = {"INT32": 4, "INT64": 8}
 _FLOATS = {"FLOAT": "<f4", "DOUBLE": "<f8"}
@@ -50,29 +50,29 @@ def is_filterable(kind: pa.DataType) -> bool:
 
 
 def filtered_paths(stored: pa.Schema, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Those of the columns `wanted`, `key.<field>` and `val.<field>`, that a file with this schema can have filters for."""
+    """The columns of `wanted` (`key.<field>` and `val.<field>`) for which a file with this schema can have filters."""
     kinds = {
         f"{side}.{each.name}": each.type
         for side in ("key", "val")
         if side in stored.names
         for each in stored.field(side).type
-        if "." not in each.name  # Parquet's paths are ambiguous with dots
+        if "." not in each.name  # dots make Parquet's paths ambiguous
     }
     return tuple(path for path in wanted if path in kinds and is_filterable(kinds[path]))
 
 
 def filter_options(paths: Sequence[str], rows: int) -> dict[str, dict[str, float]]:
-    """The argument of pyarrow's writer for filters of these columns, for row groups of at most so many rows."""
+    """The argument of pyarrow's writer for filters of these columns, with row groups of at most `rows` rows."""
     return {path: {"ndv": rows, "fpp": FALSE_POSITIVES} for path in paths}
 
 
 def encode_filtered(paths: Sequence[str]) -> bytes:
-    """The columns of which new parts get filters, as state has them (spec 17.14)."""
+    """The bytes with which state records the columns for which new parts get filters (spec 17.14)."""
     return json.dumps(list(paths), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def decode_filtered(stored: bytes) -> tuple[str, ...]:
-    """Inverse of `encode_filtered`. CorruptData for anything else."""
+    """Inverse of `encode_filtered`. Raises CorruptData for any other bytes."""
     try:
         paths = json.loads(stored)
     except (ValueError, RecursionError):
@@ -83,7 +83,7 @@ def decode_filtered(stored: bytes) -> tuple[str, ...]:
 
 
 def filters_metadata() -> dict[str, str]:
-    """The metadata of a file with filters, with zeros for the check, which `fill_filters_check` sets in the finished file."""
+    """The metadata of a file with filters. It has zeros for the check, which `fill_filters_check` sets in the finished file."""
     return {FILTERS_CHECK: (_MARK + b"0" * _DIGITS).decode()}
 
 
@@ -96,7 +96,7 @@ def fill_filters_check(data: bytearray) -> None:
 
 
 def filters_bytes(data: bytes | bytearray) -> int:
-    """The size of what is between the first filter of a file and its footer. 0: it has no filters."""
+    """The number of bytes from the first filter of a file to its footer. 0 if it has no filters."""
     metadata = pq.read_metadata(pa.BufferReader(pa.py_buffer(data)))
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     offsets = [group.column(index).bloom_filter_offset for group in groups for index in range(group.num_columns)]
@@ -106,7 +106,7 @@ def filters_bytes(data: bytes | bytearray) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PartFilters:
-    """The filters of one part. `start`: where in the file `data` begins."""
+    """The filters of one part. `start` is the offset in the file at which `data` begins."""
 
     data: bytes
     start: int
@@ -116,7 +116,7 @@ class PartFilters:
 
     @classmethod
     def read(cls, data: bytes, *, start: int, metadata: pq.FileMetaData) -> PartFilters | None:
-        """From the bytes before the footer, and the footer. None if they are not those that were written."""
+        """The filters in `data`, the bytes before the footer. None if they are not the bytes that were written."""
         stored = (metadata.metadata or {}).get(FILTERS_CHECK.encode(), b"")
         if stored != _MARK + b"%08x" % zlib.crc32(data) or not metadata.num_row_groups:
             return None
@@ -140,7 +140,7 @@ class PartFilters:
         return bool(hashes) and not any(_may_hold(bits, each) for each in hashes)
 
     def _bits(self, offset: int | None, length: int | None) -> memoryview | None:
-        """The bits of a filter; None for one that this code does not read."""
+        """The bits of a filter. None for a filter that this code does not read."""
         if (
             offset is None
             or length is None
@@ -156,8 +156,8 @@ class PartFilters:
 
 
 def wrong_filters(data: bytes, footing: Footing, *, key: str) -> Iterator[str]:
-    """What is wrong with the filters of the whole part `data`, by CHECKED_VALUES of each: a value that is there, and is said to be lacking,
-    would be missing in reads. CorruptData with `key` for bytes that do not decode.
+    """Yields what is wrong with the filters of the whole part `data`. Looks up CHECKED_VALUES existing values in each filter: if a filter
+    lacked one, reads would miss its rows. Raises CorruptData with `key` for bytes that do not decode.
     """
     start, end = len(data) - footing.size_bytes - footing.filters_bytes, len(data) - footing.size_bytes
     with decoding(key):
@@ -186,8 +186,8 @@ def _comparables(values: pa.ChunkedArray) -> list[Comparable]:
 
 
 def plain_forms(value: Comparable, column: pq.ColumnSchema) -> tuple[bytes, ...]:
-    """The plain forms of all values that equal `value` in row order, as the file's column would hold them. None of them: it is not known
-    what to look for.
+    """The plain forms of all values that equal `value` in row order, as the file's column would hold them. Empty if it is unknown what to
+    look for.
     """
     kind = column.physical_type
     if isinstance(value, tuple):
@@ -212,7 +212,7 @@ def _float_forms(value: float, form: str) -> tuple[bytes, ...]:
 
 
 def _hash(plain: bytes) -> int:
-    import xxhash  # only reads that use filters need it
+    import xxhash  # imported here, because only reads that use filters need it
 
     return xxhash.xxh64_intdigest(plain)
 
@@ -231,7 +231,7 @@ def _may_hold(bits: memoryview, hashed: int) -> bool:
 
 @cache
 def _header(count: int) -> bytes:
-    """Thrift's compact form of the header of a filter with so many bytes of bits."""
+    """The header of a filter with `count` bytes of bits, in Thrift's compact form."""
     left, size = 2 * count, b""
     while left >= 0x80:
         size += bytes([left & 0x7F | 0x80])

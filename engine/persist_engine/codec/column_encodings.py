@@ -1,4 +1,4 @@
-"""How each column of a part is encoded, by what a sample of its values shows (see codec.part for what was measured)."""
+"""Decides how each column of a part is encoded, from a sample of its values (codec.part has the measurements)."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from persist_engine.rows.nested.layout import ListColumn, is_list
 _SAMPLE_ROWS = 1024
 _CODEC, _LEVEL = "zstd", 1
 _PACKER = pa.Codec(_CODEC, _LEVEL)
-#: Compression that leaves more than this share of a column costs more time, with each read, than its bytes are worth.
+#: If compression leaves more than this share of a column, it costs each read more time than the saved bytes are worth.
 _DENSE_RATIO = 0.9
 
 
 class Encodings(NamedTuple):
-    """Paths of columns, by how they are stored."""
+    """How the columns of a part are stored, by path."""
 
     repeating: list[str]
-    """Values repeat: they get a dictionary."""
+    """The columns with repeating values, which get a dictionary."""
     deltas: list[str]
-    """Whole numbers without repeats."""
+    """The columns of whole numbers without repeats, which are stored as deltas."""
     compression: str | dict[str, str]
-    """The codec of all columns, or of each."""
+    """The compression codec of all columns, or of each."""
     level: int | dict[str, int]
-    """The level of zstd, for all columns or for each that has it."""
+    """The level of zstd, for all columns or for each column that uses it."""
 
 
 def column_encodings(table: pa.Table) -> Encodings:
-    """How to store the columns of `table`. Decided by a sample that is the same for equal tables."""
+    """How to store the columns of `table`. The sample that decides is the same for equal tables."""
     repeating: list[str] = []
     deltas: list[str] = []
     dense: set[str] = set()
@@ -45,7 +45,7 @@ def column_encodings(table: pa.Table) -> Encodings:
             deltas.append(path)
         elif _is_dense(picked):
             dense.add(path)
-    # A dot in a name may give two columns one path: take neither.
+    # Dots in names may give two columns the same path. Then use deltas for neither.
     deltas = [path for path in deltas if paths.count(path) == 1]
     if not dense or len(set(paths)) < len(paths):
         return Encodings(repeating, deltas, _CODEC, _LEVEL)
@@ -54,7 +54,7 @@ def column_encodings(table: pa.Table) -> Encodings:
 
 
 def _is_dense(picked: pa.ChunkedArray | pa.Array) -> bool:
-    """Whether compression would make values of one width hardly smaller. False for few values, of which a sample says little."""
+    """Whether compression would hardly make values of one width smaller. False for few values, whose sample does not show enough."""
     if not isinstance(picked, pa.ChunkedArray) or len(picked) < _SAMPLE_ROWS or not _has_width(picked.type):
         return False
     values = picked.combine_chunks().buffers()[1]
@@ -80,7 +80,7 @@ def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
 
 
 def _values_within(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
-    """The columns below a column of lists, maps or structs, by path, up to so many values as a sample has."""
+    """The columns below a column of lists, maps or structs, by path, with at most as many values as a sample has."""
     array = array.slice(0, _SAMPLE_ROWS)
     if is_list(array.type):
         is_map = pa.types.is_map(array.type)

@@ -1,4 +1,4 @@
-"""The records of deleted blobs <-> bytes (docs/adr/0026-deletions.md). They hold keys and no rows.
+"""Converts the records of deleted blobs to bytes and back (docs/adr/0026-deletions.md). They hold keys and no rows.
 
 <shard>/d<expires>/d<uuid>      one record of at most KEYS_MAX blobs that one run deleted
 """
@@ -14,7 +14,7 @@ from persist_engine.codec.envelope import Kind, decoding, opened, sealed
 from persist_engine.model.ids import ShardId
 from persist_engine.pb import deletions_pb2 as pb
 
-#: Blobs that one record names: half a MiB.
+#: The limit on the blobs that one record names. A full record has half a MiB.
 KEYS_MAX = 10_000
 
 
@@ -47,18 +47,18 @@ class Deletions:
     shard_id: ShardId
     cause: Cause
     seqno: SeqNo
-    """The version that the run worked on; of a collection, the one to which it collected."""
+    """The version that the run worked on; for a collection, the version to which it collected."""
     hostname: str
     begun_ms: int
-    """None of them was deleted by this run before."""
+    """The run had deleted none of them before this time."""
     gone_ms: int | None
-    """All of them were gone at this time. None: the run intended to delete them, and nothing says how many it did."""
+    """All of them were gone at this time. None means an intention: the run wanted to delete them, and it is unknown which it deleted."""
     keys: tuple[str, ...]
-    """Partial keys."""
+    """The partial keys of the blobs."""
 
 
 def encode_deletions(record: Deletions) -> bytes:
-    """The record as a blob. InvariantViolated when a value does not fit."""
+    """The record as a blob. Raises InvariantViolated when a value does not fit."""
     check(len(record.keys) <= KEYS_MAX, f"a record of {len(record.keys)} deletions")
     message = pb.Deletions(
         shard_id=record.shard_id.to_bytes(),
@@ -73,7 +73,7 @@ def encode_deletions(record: Deletions) -> bytes:
 
 
 def decode_deletions(data: bytes, *, key: str, shard_id: ShardId) -> Deletions:
-    """Inverse of `encode_deletions`. CorruptData (also for the record of another shard) or Incompatible with `key`."""
+    """Inverse of `encode_deletions`. Raises CorruptData (also for the record of another shard) or Incompatible with `key`."""
     message = opened(Kind.DELETIONS, data, pb.Deletions(), key)
     with decoding("the record of deletions", key):
         found = ShardId.from_bytes(message.shard_id)

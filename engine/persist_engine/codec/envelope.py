@@ -3,9 +3,9 @@
     4 bytes magic "PST" + kind | 2 bytes format version | 4 bytes CRC-32 of everything else | payload
     (little-endian)
 
-Protobuf accepts many bytes that no encoder wrote. The checksum makes a damaged message an error, and the kind prevents
-that a diff is read as a rollup. This head is the same in every format version, so that a decoder can distinguish another
-format from damage.
+Protobuf accepts many bytes that no encoder wrote. With the checksum, a damaged message is an error. With the kind, a diff is
+never read as a rollup. The head is the same in every format version, so that a decoder can distinguish another format from
+damage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage, InvariantViolated
 
-#: Format version of every kind of message. This code writes it and reads no other.
+#: The format version of every kind of message. This code writes it and reads no other.
 FORMAT_VERSION = 1
 
 _MAGIC = b"PST"
@@ -48,7 +48,7 @@ class Kind(enum.Enum):
 
 
 def sealed(kind: Kind, message: Message) -> bytes:
-    """The message in its envelope. Equal messages give equal bytes. InvariantViolated when a value does not fit the
+    """The message in its envelope. Equal messages give equal bytes. Raises InvariantViolated when a value does not fit the
     format.
     """
     try:
@@ -60,8 +60,8 @@ def sealed(kind: Kind, message: Message) -> bytes:
 
 
 def opened(kind: Kind, data: bytes, message: M, key: str) -> M:
-    """`message`, filled from its envelope. CorruptData with `key` and what is wrong; Incompatible with `key` for another
-    format version, newer or older.
+    """Fills `message` from its envelope and returns it. Raises CorruptData with `key` and what is wrong. Raises Incompatible
+    with `key` for another format version, newer or older.
     """
     what = kind.name.lower().replace("_", " ")
     if len(data) < _HEAD_BYTES or data[:3] != _MAGIC:
@@ -84,7 +84,7 @@ def opened(kind: Kind, data: bytes, message: M, key: str) -> M:
 
 @contextmanager
 def decoding(what: str, key: str) -> Iterator[None]:
-    """Within it, a broken rule of the model becomes CorruptData with `key` and `what`, and Incompatible gets the key."""
+    """A context in which a broken rule of the model becomes CorruptData with `key` and `what`, and Incompatible gets the key."""
     try:
         yield
     except Incompatible as error:

@@ -1,12 +1,13 @@
-"""An inline part: updates small enough to sit in state, as one Arrow record batch.
+"""An inline part: updates small enough for state, as one Arrow record batch.
 
     4 bytes magic "PSTI" | 2 bytes format | 4 bytes CRC-32 of everything else
     1 byte: which bounds are closed | 3 x 8 bytes: lower, upper, since | 2 x 2 bytes: lengths of the DDL texts
     key DDL | value DDL | Arrow IPC message of the batch, without its schema        (little-endian)
 
-A Parquet file of ten rows is mostly metadata: 2.5 KB and 650 us to write, against 1.1 KB and 6 us for this format. The
-DDL texts describe the columns, so that the bytes can be read without the shard's registered schemas. Inline parts never
-lie in blobs: a flush rewrites them as Parquet. Invariant: decoding gives the encoded rows, bit for bit, or raises.
+A Parquet file of ten rows is mostly metadata: it has 2.5 KB and takes 650 us to write, against 1.1 KB and 6 us for this
+format. The DDL texts describe the columns, so that the bytes can be read without the shard's registered schemas. Inline
+parts are never blobs: a flush rewrites them as Parquet. Invariant: decoding returns the encoded rows, bit for bit, or
+raises an error.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from persist_engine.model.frontier import Antichain, Description
 from persist_engine.rows.evolution import adapted, needs_adapting
 from persist_engine.rows.schema import Schema
 
-#: The newest format version of the bytes. Parts without lists and maps have version 1, which is the same but for the types. This code reads
-#: no others.
+#: The newest format version of the bytes. Parts without lists and maps have version 1, which differs only in the types. This code reads
+#: no other versions.
 INLINE_FORMAT = 2
 #: The formats in descriptors of parts.
 _FORMAT_NAMES = {f"arrow/{version}": version for version in (1, INLINE_FORMAT)}
 
-#: Least size of a row: its time and its diff. Tables that cannot fit by this measure are not encoded.
+#: The least size of a row: its time and its diff. A table that cannot fit by this measure is not encoded.
 ROW_BYTES_MIN = 16
 
 _MAGIC = b"PSTI"
@@ -56,7 +57,7 @@ def encode_inline(table: pa.Table, *, desc: Description, schema: Schema, bytes_m
     """The bytes of `table`, which has `schema.updates_schema` and at least one row. None when they would be `bytes_max` or
     more. Equal inputs give equal bytes under the same Arrow release.
 
-    InvariantViolated when a column of the updates has nulls.
+    Raises InvariantViolated when a column of the updates has nulls.
     """
     if not table.schema.equals(schema.updates_schema):
         raise SchemaMismatch(
@@ -66,7 +67,7 @@ def encode_inline(table: pa.Table, *, desc: Description, schema: Schema, bytes_m
     if len(batches) != 1:
         return None
     batch = batches[0]
-    # Computing the size costs as much as serializing: only when the buffers are large enough to matter.
+    # Computing the size costs as much as serializing, so do it only when the buffers are large enough.
     if batch.get_total_buffer_size() >= bytes_max and pa.ipc.get_record_batch_size(batch) >= bytes_max:
         return None
     for column in batch.columns:
@@ -89,8 +90,8 @@ def decode_inline(
 ) -> DecodedPart:
     """The rows and description of an inline part whose descriptor names the format `format_name`. Errors name it by `key`.
 
-    Rows have `schema`, as in `decode_part` (None: the schema they were written with). CorruptData for any damage,
-    Incompatible for another format, SchemaMismatch for a part of an unrelated schema.
+    Rows have `schema`, as in `decode_part` (None: the schema with which they were written). Raises CorruptData for any
+    damage, Incompatible for another format, and SchemaMismatch for a part of an unrelated schema.
     """
     if format_name not in _FORMAT_NAMES:
         raise Incompatible(f"part {key}: this code cannot read inline parts of format {format_name!r}", key=key)
@@ -104,7 +105,7 @@ def decode_inline(
         times = [None if closed >> index & 1 else time for index, time in enumerate(bounds)]
         desc = Description(*(Antichain(time) for time in times))
         adapts = schema is not None and needs_adapting(written, schema, key=key, may_be_newer=may_be_newer)
-        # A copy, since Arrow needs aligned buffers.
+        # Copy the bytes, since Arrow needs aligned buffers.
         message = pa.py_buffer(bytes(rest[at + val_bytes :]))
         batch = pa.ipc.read_record_batch(message, written.updates_schema)
         batch.validate(full=True)
@@ -114,7 +115,7 @@ def decode_inline(
 
 
 def _verified(data: bytes, key: str) -> tuple[int, memoryview]:
-    """The format version, and the bytes after the front. CorruptData or Incompatible when the front does not hold."""
+    """Returns the format version and the bytes after the head. Raises CorruptData or Incompatible when the head is wrong."""
     if len(data) < _FRONT_BYTES or data[:4] != _MAGIC:
         raise CorruptData(f"part {key}: {len(data)} bytes that are no inline part", key=key)
     _, version = _FRONT.unpack_from(data)
@@ -129,7 +130,7 @@ def _verified(data: bytes, key: str) -> tuple[int, memoryview]:
 
 @lru_cache(maxsize=64)
 def _schema_of(key_ddl: str, val_ddl: str) -> Schema:
-    """Cached: parsing dominates decoding, and the parts of a shard share a schema or two."""
+    """The schema of two DDL texts. It is cached, because parsing dominates decoding, and the parts of a shard share one or two schemas."""
     return Schema.from_ddl(key_ddl, val_ddl)
 
 
@@ -142,7 +143,7 @@ class PartInMemory:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return int(self.table.num_rows)
 
     @property
@@ -152,7 +153,7 @@ class PartInMemory:
 
     @property
     def decoded_bytes(self) -> int:
-        """Size of all rows in memory."""
+        """The size of all rows in memory."""
         return int(self.table.nbytes)
 
     def read_group(self, _group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:

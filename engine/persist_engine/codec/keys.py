@@ -1,4 +1,4 @@
-"""Every blob key. No other module makes or parses one (spec 6).
+"""The keys of all blobs. No other module makes or parses a blob key (spec 6).
 
     part    <shard>/n<MMmmmpp>/p<uuid>      partial key: n<MMmmmpp>/p<uuid>
     rollup  <shard>/v<seqno>/r<uuid>        partial key: v<seqno>/r<uuid>
@@ -7,8 +7,9 @@
     note    <shard>/n0000000/p<uuid>        what a write task staged, for another driver of its run (`codec.staging_note`)
 
 No state names marks, records and notes. State holds partial keys. `n...` is the version of the code that wrote the part, with padded
-digits, so that keys sort by version. A note has the key of a part of version 0, which no code has: what finds, counts or deletes parts
-that no version names does so with notes. A shard's consensus key is its textual id; `codec.registry` has the other consensus keys.
+digits, so that keys sort by version. A note has the key of a part of version 0, which no code has. So code that finds, counts or deletes
+parts that no version names treats notes in the same way. A shard's consensus key is its textual id; `codec.registry` has the other
+consensus keys.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.model.ids import DeletionId, PartId, RollupId, ShardId
 
 _EXPIRES_DIGITS = 15
-#: No code has it.
+#: The version in the keys of notes. No code has it.
 _NOTES_VERSION = (0, 0, 0)
 _EXPIRES = re.compile(rf"d\d{{{_EXPIRES_DIGITS}}}", re.ASCII)
 _NOTES_FOLDER = writer_key(".".join(map(str, _NOTES_VERSION)))
@@ -40,7 +41,7 @@ class PartKey:
 
     @property
     def is_staging_note(self) -> bool:
-        """Whether it is the key of a note of what was staged."""
+        """Whether it is the key of a staging note."""
         return self.version == _NOTES_VERSION
 
 
@@ -64,12 +65,12 @@ class DeletionsKey:
 
 
 def part_key(version: str, part_id: PartId) -> str:
-    """Partial key of a part written by `version`."""
+    """The partial key of a part written by `version`."""
     return f"{writer_key(version)}/{part_id}"
 
 
 def rollup_key(seqno: SeqNo, rollup_id: RollupId) -> str:
-    """Partial key of a rollup of `seqno`."""
+    """The partial key of a rollup of `seqno`."""
     return f"{seqno}/{rollup_id}"
 
 
@@ -83,27 +84,27 @@ def is_rollup_key(partial: str) -> bool:
 
 
 def blob_key(shard_id: ShardId, partial: str) -> str:
-    """The whole key of a partial one."""
+    """The whole key for a partial key."""
     return f"{shard_id}/{partial}"
 
 
 def shard_prefix(shard_id: ShardId) -> str:
-    """Prefix of all of a shard's blobs."""
+    """The prefix of all of a shard's blobs."""
     return f"{shard_id}/"
 
 
 def created_key(shard_id: ShardId) -> str:
-    """Key of the empty object that proves that the shard's log has begun. No state names it, and it is never deleted."""
+    """The key of the mark, the empty object that proves that the shard's log has begun. No state names it, and it is never deleted."""
     return f"{shard_id}/created"
 
 
 def deletions_prefix(shard_id: ShardId) -> str:
-    """Prefix of a shard's records of deletions. Their keys sort by the time until which they are kept."""
+    """The prefix of a shard's records of deletions. Their keys sort by the time until which they are kept."""
     return f"{shard_id}/d"
 
 
 def deletions_key(expires_ms: int, record_id: DeletionId) -> str:
-    """Partial key of a record of deletions that is kept until `expires_ms`."""
+    """The partial key of a record of deletions that is kept until `expires_ms`."""
     return f"d{expires_ms:0{_EXPIRES_DIGITS}}/{record_id}"
 
 
@@ -117,37 +118,37 @@ def parse_deletions_key(key: str) -> DeletionsKey | None:
 
 
 def belongs_to_no_version(key: str, shard_id: ShardId) -> bool:
-    """Whether the whole `key` is one that no version of the shard ever names and that still belongs to it: the mark, or a record."""
+    """Whether the whole `key` is that of the shard's mark or of a record of deletions, which belong to the shard but to no version."""
     return key == created_key(shard_id) or parse_deletions_key(key) is not None
 
 
 def is_first_rollup(key: str) -> bool:
-    """Whether `key` is that of a rollup of the first version: the one blob that may exist before its log."""
+    """Whether `key` is that of a rollup of the first version, the only blob that may exist before its log."""
     return key.split("/")[1:2] == ["v1"]
 
 
 def rollups_prefix(shard_id: ShardId) -> str:
-    """Prefix of a shard's rollups."""
+    """The prefix of a shard's rollups."""
     return f"{shard_id}/v"
 
 
 def parts_prefix(shard_id: ShardId) -> str:
-    """Prefix of a shard's parts."""
+    """The prefix of a shard's parts."""
     return f"{shard_id}/n"
 
 
 def staging_note_key(note_id: PartId) -> str:
-    """Partial key of a note of what was staged."""
+    """The partial key of a staging note."""
     return f"{_NOTES_FOLDER}/{note_id}"
 
 
 def staging_notes_prefix(shard_id: ShardId) -> str:
-    """Prefix of a shard's notes of what was staged."""
+    """The prefix of a shard's staging notes."""
     return f"{shard_id}/{_NOTES_FOLDER}/"
 
 
 def parse_blob_key(key: str) -> PartKey | RollupKey:
-    """The parsed `key`. Inverse of `blob_key`. InvalidUsage for a key that this code would not make."""
+    """The parsed `key`. Inverse of `blob_key`. Raises InvalidUsage for a key that this code would not make."""
     pieces = key.split("/")
     if len(pieces) != 3:
         raise InvalidUsage(f"not a blob key: {key!r}, expected <shard>/<version or seqno>/<id>")

@@ -3,21 +3,20 @@
     columns   key struct, val struct (left out when the value has no fields: Parquet cannot store it), time int64, diff int64
     metadata  persist.format, persist.desc, persist.codecs, persist.rows, persist.diffs_sum, persist.check
 
-`persist.check` is the CRC-32 of the whole file with its own eight digits as zeros, so that a file without its descriptor
-proves itself. Invariant: decoding gives the encoded rows, bit for bit, or raises.
+`persist.check` is the CRC-32 of the whole file with its own eight digits as zeros, so that a file can be verified without its
+descriptor. Invariant: decoding returns the encoded rows, bit for bit, or raises an error.
 
-The options were measured on 1M sorted rows of (bigint, 32-byte string, time, diff). With the defaults of pyarrow: write
-114 ms, 22 MB.
+The options were measured on 1M sorted rows of (bigint, 32-byte string, time, diff). The defaults of pyarrow take 114 ms to
+write 22 MB.
 
     zstd 1, dictionaries everywhere    write 178 ms  read 65 ms  11.1 MB
     zstd 1, where values repeat        write 130 ms  read 60 ms   9.8 MB
       and keys as deltas               write 111 ms  read 55 ms   8.8 MB     lz4  141, 60, 18.4     none  108, 52, 36.0
 
-So parts use zstd level 1: as fast as none, a quarter of the size, and the size decides the time of an upload. A column
-gets a dictionary when a sample of it repeats values; columns of whole numbers without repeats are stored as deltas; other
-numbers that zstd makes hardly smaller are stored as they are. A row
-group is the unit of fetching a key range of a part (`codec.row_groups`). Several are decoded at once: DECODED_ROWS rows, or
-16 MiB of wide ones.
+So parts use zstd level 1: it is as fast as no compression at a quarter of the size, and the size decides the time of an
+upload. A column gets a dictionary when a sample of it repeats values. Columns of whole numbers without repeats are stored as
+deltas. Other numbers that zstd hardly makes smaller are stored uncompressed. A row group is the unit of fetching a key range
+of a part (`codec.row_groups`). Several row groups are decoded at once: DECODED_ROWS rows, or 16 MiB of wide rows.
 """
 
 from __future__ import annotations
@@ -71,15 +70,15 @@ __all__ = [
     "verify_part",
 ]
 
-#: The newest format version of the files. Parts without lists and maps have version 1, which is the same but for the types. This code reads
-#: no others.
+#: The newest format version of the files. Parts without lists and maps have version 1, which differs only in the types. This code reads
+#: no other versions.
 PART_FORMAT = 2
 #: The formats in descriptors of parts.
 _FORMAT_NAMES = {f"parquet/{version}": version for version in (1, PART_FORMAT)}
-#: Least number of rows decoded at a time: with fewer, the calls cost more than the memory saved.
+#: The least number of rows decoded at a time. With fewer, the calls cost more than the saved memory is worth.
 STREAM_ROWS_MIN = 4096
 _ROW_BYTES_MIN = 24
-#: Smaller files are decoded on the calling thread: distributing columns over threads costs more than it saves.
+#: Smaller files are decoded on the calling thread, because distributing columns over threads would cost more than it saves.
 _THREADED_BYTES_MIN = 1 << 20
 
 _MAGIC = b"PAR1"
@@ -97,7 +96,7 @@ def as_it_is(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DecodedPart:
-    """A part's rows, in the order they were written, and the description it was written with."""
+    """A part's rows, in the order in which they were written, and the description with which it was written."""
 
     table: pa.Table
     desc: Description
@@ -105,13 +104,13 @@ class DecodedPart:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPart:
-    """A part with verified bytes and a decoded footer. It has its description, its number of rows, and its rows by group:
-    some row groups each. Groups may be read in any order and by several threads at once.
+    """A part with verified bytes and a decoded footer. It has its description, its number of rows, and its rows by group. A
+    group is some row groups. Groups may be read in any order and by several threads at once.
     """
 
     desc: Description
     rows: int
-    """Of the whole part, also when only some of its row groups are there."""
+    """The number of rows of the whole part, even when only some of its row groups were fetched."""
     spans: tuple[tuple[int, ...], ...]
     """The row groups of each group."""
     _key: str
@@ -119,16 +118,16 @@ class OpenedPart:
     _file: pq.ParquetFile
     _names: tuple[str, ...]
     _asked: Schema | None
-    """The schema to show rows under, when they were written with another."""
+    """The schema under which to show rows, if they were written with another."""
 
     @property
     def groups(self) -> int:
-        """Number of groups."""
+        """The number of groups."""
         return len(self.spans)
 
     def read_group(self, group: int, *, seen: Callable[[int], int] = as_it_is, use_threads: bool = False) -> pa.Table:
-        """The rows of one group, in order. When `seen`, which never falls, maps all their times to one, they have that. CorruptData if
-        damaged.
+        """The rows of one group, in order. If `seen`, which must be monotone, maps all their times to one time, they have this time. Raises
+        CorruptData if the bytes are damaged.
         """
         span = self.spans[group]
         constants = self._constants(span, seen)
@@ -138,13 +137,13 @@ class OpenedPart:
             if use_threads and len(self._data) >= _THREADED_BYTES_MIN:
                 table = _in_threads(self._data, metadata, groups, names)
             else:
-                # A file object of its own for each thread: it is cheap, and shares the footer.
+                # Each call makes its own file object, for the sake of threads. It is cheap and shares the footer.
                 file = self._file if self.groups == 1 else _file(self._data, metadata)
                 table = file.read_row_groups(groups, columns=names, use_threads=False)
         return self._shown(table, rows_of(metadata, span), constants)
 
     def stream(self, table_bytes: int, *, seen: Callable[[int], int] = as_it_is) -> Iterator[pa.Table]:
-        """All rows in order, in tables of about `table_bytes` and at least STREAM_ROWS_MIN rows. `seen` as in `read_group`.
+        """All rows in order, in tables of about `table_bytes` and at least STREAM_ROWS_MIN rows. `seen` is as in `read_group`.
         Groups are decoded only as far as the caller reads.
         """
         there = self._there
@@ -166,13 +165,13 @@ class OpenedPart:
 
     @property
     def decoded_bytes(self) -> int:
-        """Approximate size in memory of all rows that are there."""
+        """The approximate size in memory of all rows that were fetched."""
         metadata, there = self._file.metadata, self._there
         return encoded_bytes(metadata, there) + rows_of(metadata, there) * _ROW_BYTES_MIN
 
     @property
     def _there(self) -> list[int]:
-        """The row groups that are there."""
+        """The row groups that were fetched."""
         return [number for span in self.spans for number in span]
 
     def _shown(self, table: pa.Table, rows: int, constants: Mapping[str, int]) -> pa.Table:
@@ -180,8 +179,8 @@ class OpenedPart:
         return table if self._asked is None else adapted(table, asked=self._asked, key=self._key)
 
     def _constants(self, groups: Iterable[int], seen: Callable[[int], int]) -> dict[str, int]:
-        """The time (after `seen`) and the diff that all rows of `groups` share, by the footer's statistics. Such a column
-        need not be decoded.
+        """The time (after `seen`) and the diff, if all rows of `groups` share them according to the footer's statistics. These
+        columns need not be decoded.
         """
         metadata = self._file.metadata
         as_seen = {"time": seen, "diff": as_it_is}
@@ -208,9 +207,10 @@ def _format_of(schema: Schema) -> int:
 
 def encode_part(table: pa.Table, *, desc: Description, schema: Schema, filtered: Sequence[str] = ()) -> bytes:
     """The bytes of the file. Equal inputs give equal bytes under the same Arrow release. `table` has
-    `schema.updates_schema`; its rows may have any order. `filtered`: columns with Bloom filters (codec.bloom.filtered_paths).
+    `schema.updates_schema`; its rows may have any order. `filtered` names the columns that get Bloom filters
+    (codec.bloom.filtered_paths).
 
-    InvariantViolated when a column of the updates has nulls.
+    Raises InvariantViolated when a column of the updates has nulls.
     """
     if table.schema != schema.updates_schema:
         raise SchemaMismatch(
@@ -229,12 +229,12 @@ def encode_part(table: pa.Table, *, desc: Description, schema: Schema, filtered:
     }
     fields = [pa.field(name, table.schema.field(name).type, nullable=False) for name in names]
     columns = [table.column(name) for name in names]
-    if schema.required_fields is None:  # NOT NULL fields within structs that may be null
+    if schema.required_fields is None:  # there are NOT NULL fields within structs that may be null
         columns = [storable(column) for column in columns]
     stored = pa.table(columns, schema=pa.schema(fields, metadata=metadata))
     encodings = column_encodings(stored)
     sink, group = pa.BufferOutputStream(), group_rows(stored)
-    # Not in the schema's metadata, which the file holds twice.
+    # This does not go into the schema's metadata, because the file holds that twice.
     described, filters = groups_metadata(table, schema, group), {}
     if filtered:
         from persist_engine.codec import bloom  # most parts have none
@@ -278,9 +278,10 @@ def decode_part(
 
     `columns` picks some of key, val, time, diff, or single fields of the structs as `key.<field>` (the struct then holds
     only these). The table has them in the schema's order. The bytes are verified against `expected_checksum` when it is
-    given, else against the check in the file; not against both, since each costs a pass. CorruptData for any damage,
-    Incompatible for another format, SchemaMismatch for a part of an unrelated schema. Rows written under an older version of
-    the schema are adapted by `rows.evolution`; with `may_be_newer`, also those of a newer version.
+    given, otherwise against the check in the file. They are not verified against both, since each costs a pass. Raises
+    CorruptData for any damage, Incompatible for another format, and SchemaMismatch for a part of an unrelated schema. Rows
+    written under an older version of the schema are adapted by `rows.evolution`; with `may_be_newer`, also those of a newer
+    version.
     """
     verify_part(data, key=key, expected_checksum=expected_checksum)
     picked = _picked(schema, columns)
@@ -298,13 +299,13 @@ def open_part(
     may_be_newer: bool = False,
     columns: Sequence[str] | None = None,
 ) -> OpenedPart:
-    """As `decode_part`, but rows are decoded on demand: until then memory holds the encoded bytes. The bytes are verified
-    before this returns, or were when `Pieces` of it were fetched.
-    `format_name` is the format in the part's descriptor, if there is one. `columns` allows leaving out other columns and
-    fields; key and val are then structs with what is left, and all columns may be there.
+    """Like `decode_part`, but rows are decoded on demand. Until then, memory holds the encoded bytes. The bytes are verified
+    before this returns, or were verified when `Pieces` of them were fetched. `format_name` is the format in the part's
+    descriptor, if there is one. With `columns`, other columns and fields may be left out, but need not be; key and val are
+    then structs with the remaining fields.
 
-    `may_be_newer`: a part of a schema that succeeded `schema` is shown without the fields added since. Its rows then have
-    any order.
+    With `may_be_newer`, a part of a schema that succeeded `schema` is shown without the fields added since. Its rows may then
+    have any order.
     """
     if format_name is not None and format_name not in _FORMAT_NAMES:
         known = ", ".join(map(repr, _FORMAT_NAMES))
@@ -317,7 +318,7 @@ def open_part(
     with decoding(key):
         file, desc, written = _opened(data, key, schema, may_be_newer=may_be_newer)
     names = tuple(name for name in _COLUMNS if name != "val" or len(written.val))
-    if columns is not None and written is schema:  # other rows need all their fields to be adapted
+    if columns is not None and written is schema:  # to be adapted, rows of another schema need all their fields
         names = tuple(_picked(schema, columns) or ())
     rows, metadata = file.metadata.num_rows, file.metadata
     spans = decoded_together(metadata, range(file.num_row_groups) if groups is None else groups)
@@ -325,8 +326,8 @@ def open_part(
 
 
 def verify_part(data: bytes | memoryview, *, key: str, expected_checksum: str | None = None) -> None:
-    """Returns when the bytes are those that were written. CorruptData otherwise; Incompatible when the expected checksum
-    has a form that this code does not know.
+    """Raises CorruptData unless the bytes are those that were written. Raises Incompatible when the expected checksum has a
+    form that this code does not know.
     """
     if expected_checksum is not None:
         if not is_known(expected_checksum):
@@ -342,7 +343,7 @@ def verify_part(data: bytes | memoryview, *, key: str, expected_checksum: str | 
 
 
 def _check_at(data: bytes | bytearray | memoryview) -> int | None:
-    """Offset of the check's digits: after the last mark in the footer, which no user data follows. None: not a part."""
+    """The offset of the check's digits: after the last mark in the footer, which no user data follows. None if `data` is not a part."""
     if len(data) < 12 or bytes(data[:4]) != _MAGIC or bytes(data[-4:]) != _MAGIC:
         return None
     footer_bytes = int.from_bytes(bytes(data[-8:-4]), "little")
@@ -363,8 +364,8 @@ def _check_digits(data: bytes | bytearray | memoryview, at: int) -> bytes:
 def _opened(
     data: bytes | memoryview, key: str, schema: Schema, *, may_be_newer: bool
 ) -> tuple[pq.ParquetFile, Description, Schema]:
-    """The file, its description, and the schema it was written with: `schema` itself when equal. The format and the schema
-    were checked.
+    """Returns the file, its description, and the schema with which it was written (`schema` itself if equal), after a check of
+    the format and the schema.
     """
     file = _file(data)
     stored = file.schema_arrow
@@ -395,11 +396,11 @@ def _file(data: bytes | memoryview, metadata: pq.FileMetaData | None = None) -> 
 
 
 def _in_threads(data: bytes | memoryview, metadata: pq.FileMetaData, groups: list[int], names: list[str]) -> pa.Table:
-    """These row groups, decoded by Arrow's threads, from a copy of their bytes in Arrow's own memory. Memory holds no copy of the others.
+    """The given row groups, decoded by Arrow's threads from a copy of their bytes in Arrow's own memory. Other row groups are not copied.
 
-    SUBTLE: a thread may let go of the bytes some milliseconds after Arrow has given the rows (seen: after half of the reads). Bytes of
-    Python's need the interpreter's lock then. Where the process ends meanwhile, asking for it aborts the process, with code 134: Python
-    ends the thread within C++ code.
+    SUBTLE: a thread may release the bytes some milliseconds after Arrow returned the rows (this was seen in half of the reads). The release
+    of a Python object needs the interpreter's lock. If the process exits meanwhile, the request for the lock aborts it with code 134,
+    because Python ends the thread within C++ code.
     """
     own, (start, end) = pa.allocate_buffer(len(data)), span_of(metadata, groups)
     memoryview(own).cast("B")[start:end] = memoryview(data)[start:end]
@@ -444,7 +445,7 @@ def _with_columns(table: pa.Table, tops: Sequence[str], rows: int, constants: Ma
 
 
 def _picked(schema: Schema, columns: Sequence[str] | None) -> list[str] | None:
-    """The columns to read; None for all. InvalidUsage for an unknown one."""
+    """The columns to read; None for all. Raises InvalidUsage for an unknown column."""
     if columns is None:
         return None
     known = {*_COLUMNS, *(f"key.{name}" for name in schema.key.names), *(f"val.{name}" for name in schema.val.names)}
@@ -475,7 +476,7 @@ def _with_picked(table: pa.Table, picked: list[str]) -> pa.Table:
 
 
 def _is_of(stored: pa.Schema, schema: Schema) -> bool:
-    """Whether the columns are exactly those of `schema`: much cheaper than building the schema of the columns."""
+    """Whether the columns are exactly those of `schema`. This is much cheaper than building the schema of the columns."""
     key = stored.field("key").type
     return bool(key == schema.key_type and "val" in stored.names and stored.field("val").type == schema.val_type)
 

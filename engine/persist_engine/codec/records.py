@@ -1,6 +1,6 @@
-"""The records in a shard's state <-> protobuf: readers, writers, schemas, claims, rollups, the flat trace's entries.
+"""Converts the records in a shard's state to protobuf and back: readers, writers, schemas, claims, rollups, the flat trace's entries.
 
-As in `codec.batch`, `*_from_pb` raise for bytes that no encoder wrote: run them within `envelope.decoding`.
+As in `codec.batch`, `*_from_pb` raise errors for bytes that no encoder wrote, and must run within `envelope.decoding`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from persist_engine.model.state import (
 )
 from persist_engine.pb import state_pb2 as pb
 
-#: Random bytes that distinguish a log from any other in its place.
+#: The number of random bytes in a birth.
 BIRTH_BYTES = 16
 
 
 def need(message: Message, *names: str) -> None:
-    """InvariantViolated unless the message fields `names` are present. Absent is not empty."""
+    """Raises InvariantViolated unless the message fields `names` are present. An absent field is not an empty one."""
     for name in names:
         check(message.HasField(name), f"{message.DESCRIPTOR.name} without {name}")
 
@@ -47,7 +47,7 @@ def tag_from_pb(raw: bytes) -> bytes:
 
 
 def debug_to_pb(debug: DebugInfo) -> pb.DebugInfo:
-    """Equal values share the message: read or copy it, never change it. Every diff of a writer has that of the writer."""
+    """Equal values share the message, so it may be read or copied, but never changed. Every diff of a writer holds the same value."""
     return _debug_to_pb(debug.hostname, debug.purpose)
 
 
@@ -145,7 +145,7 @@ def rollup_from_pb(message: pb.HollowRollup) -> HollowRollup:
 
 
 def spine_id_to_pb(spine_id: SpineId) -> pb.SpineId:
-    """Equal ids share the message: read or copy it, never change it."""
+    """Equal ids share the message, so it may be read or copied, but never changed."""
     return _spine_id_to_pb(spine_id.lo, spine_id.hi)
 
 

@@ -1,4 +1,4 @@
-"""The identity of a pair of stores and the registry of owners <-> bytes, and their consensus keys.
+"""Converts the identity of a pair of stores and the registry of owners to bytes and back, and makes their consensus keys.
 
     store-identity                               the id of the pair; in blob under the same key
     owner/<shard>                                the owner of the shard
@@ -24,42 +24,42 @@ NAMES_PREFIX = "name/"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The id of the pair, as one store holds it. `is_bound` counts in consensus: the blob store was seen to hold the same."""
+    """The id of the pair, as one store holds it. `is_bound` matters in consensus only: it records that the blob store holds the same id."""
 
     store_id: StoreId
     is_bound: bool = True
 
 
 def owner_key(shard_id: ShardId) -> str:
-    """Consensus key of the shard's owner."""
+    """The consensus key of the shard's owner."""
     return f"owner/{shard_id}"
 
 
 def name_key(owner: Owner) -> str:
-    """Consensus key of the owner's shard."""
+    """The consensus key of the owner's shard."""
     return f"{NAMES_PREFIX}{owner}"
 
 
 def encode_identity(identity: Identity) -> bytes:
-    """The bytes, the same for both stores."""
+    """The bytes of the identity, in the same form for both stores."""
     message = pb.StoreIdentity(store_id=identity.store_id.to_bytes(), bound=identity.is_bound)
     return sealed(Kind.STORE_IDENTITY, message)
 
 
 def decode_identity(data: bytes, *, key: str) -> Identity:
-    """Inverse of `encode_identity`. CorruptData or Incompatible with `key`."""
+    """Inverse of `encode_identity`. Raises CorruptData or Incompatible with `key`."""
     message = opened(Kind.STORE_IDENTITY, data, pb.StoreIdentity(), key)
     with decoding("the store's identity", key):
         return Identity(StoreId.from_bytes(message.store_id), message.bound)
 
 
 def encode_shard_owner(shard_id: ShardId, owner: Owner | None) -> bytes:
-    """One entry of the shard's log of owners. None: the shard has no owner any more."""
+    """One entry of the shard's log of owners. `owner` None means that the shard has no owner any more."""
     return sealed(Kind.SHARD_OWNER, pb.ShardOwner(shard_id=shard_id.to_bytes(), owner=_owner_to_pb(owner)))
 
 
 def decode_shard_owner(data: bytes, *, key: str, shard_id: ShardId) -> Owner | None:
-    """Inverse of `encode_shard_owner`. CorruptData (also for the owner of another shard) or Incompatible with `key`."""
+    """Inverse of `encode_shard_owner`. Raises CorruptData (also for the owner of another shard) or Incompatible with `key`."""
     message = opened(Kind.SHARD_OWNER, data, pb.ShardOwner(), key)
     with decoding("the shard's owner", key):
         found = ShardId.from_bytes(message.shard_id)
@@ -68,7 +68,7 @@ def decode_shard_owner(data: bytes, *, key: str, shard_id: ShardId) -> Owner | N
 
 
 def encode_name(owner: Owner, shard_id: ShardId | None) -> bytes:
-    """One entry of the log of the owner's name. None: the name has no shard any more."""
+    """One entry of the log of the owner's name. `shard_id` None means that the name has no shard any more."""
     message = pb.RegisteredName(owner=_owner_to_pb(owner))
     if shard_id is not None:
         message.shard_id = shard_id.to_bytes()
@@ -76,7 +76,7 @@ def encode_name(owner: Owner, shard_id: ShardId | None) -> bytes:
 
 
 def decode_name(data: bytes, *, key: str) -> tuple[Owner, ShardId | None]:
-    """Inverse of `encode_name`, for the owner in `key`. CorruptData (also for another owner) or Incompatible with `key`."""
+    """Inverse of `encode_name`, for the owner in `key`. Raises CorruptData (also for another owner) or Incompatible with `key`."""
     message = opened(Kind.REGISTERED_NAME, data, pb.RegisteredName(), key)
     with decoding("the registered name", key):
         need(message, "owner")

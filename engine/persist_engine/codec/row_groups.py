@@ -1,17 +1,17 @@
-"""The row groups of a part: how its rows are cut into them, and reading some of them without the rest of the file.
+"""The row groups of a part: cuts rows into row groups, and reads some of these without the rest of the file.
 
-The file's metadata has, beside what `codec.part` writes, `persist.groups` (JSON: the first field of the key, and for each row group its
-null count and bounds, as statistics have them) and `persist.group_checks` (the CRC-32 of the bytes of each). The part's descriptor has
-the size of the footer and its checksum. So bytes that were fetched alone prove themselves: the descriptor proves the footer, and the
-footer the row groups.
+Besides what `codec.part` writes, the file's metadata has `persist.groups` (JSON: the first field of the key, and for each row group its
+null count and bounds, in the form of statistics) and `persist.group_checks` (the CRC-32 of the bytes of each row group). The part's
+descriptor has the size of the footer and its checksum. So a piece of the file can be verified: the descriptor proves the footer, and the
+footer proves the row groups.
 
-A row group is the unit of fetching within a part. Small ones waste less when many readers take a range of keys each, and cost more of the
-footer, some 650 bytes each. Measured on 1M rows of (bigint, 32-byte string, bigint): groups of 16 Ki rows make a file 0.5 % larger than
-groups of 256 Ki, with a footer of 0.2 % of the file, and are written and read in the same time; groups of 8 Ki rows make it 2 % larger.
-On 50,000 rows with two columns more, groups of 4 Ki rows take a fifth more processor time, to write and to read, than groups of 8 Ki.
+A row group is the unit of fetching within a part. Small row groups waste less when many readers each read a range of keys, but each takes
+about 650 bytes of the footer. Measured on 1M rows of (bigint, 32-byte string, bigint): groups of 16 Ki rows make a file 0.5 % larger than
+groups of 256 Ki, with a footer of 0.2 % of the file, and are written and read in the same time; groups of 8 Ki rows make it 2 % larger. On
+50,000 rows with two more columns, groups of 4 Ki rows take a fifth more processor time than groups of 8 Ki, to write and to read.
 
-A part of some thousand rows has four groups all the same. With one or two, each of two ranges of keys that meet within the part fetches
-most of it. On 10,000 rows of the first kind, four groups take 3.96 ms to write and 0.90 ms to read, two take 3.54 and 0.77 ms.
+Even a part of some thousand rows has four groups. With one or two, each of two adjacent ranges of keys that meet within the part would
+fetch most of it. On 10,000 rows of the first kind, four groups take 3.96 ms to write and 0.90 ms to read; two take 3.54 ms and 0.77 ms.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from persist_engine.model.batch import ColumnStats, Footing
 from persist_engine.rows.part_stats import column_stats
 from persist_engine.rows.schema import Schema
 
-#: Rows of one group, and the bytes in memory of wide ones. A small part has `GROUPS_OF_SMALL` groups, of at least ROW_GROUP_ROWS_MIN rows.
-#: One of few rows has `GROUPS_OF_FEW` groups, of at least FEW_ROWS_MIN rows.
+#: The rows of one row group, and its bytes in memory if rows are wide. A small part has `GROUPS_OF_SMALL` groups of at least
+#: ROW_GROUP_ROWS_MIN rows. A part of few rows has `GROUPS_OF_FEW` groups of at least FEW_ROWS_MIN rows.
 ROW_GROUP_ROWS = 16 * 1024
 ROW_GROUP_ROWS_MIN, FEW_ROWS_MIN = 8192, 2048
 ROW_GROUP_BYTES = 1 << 20
 GROUPS_OF_SMALL, GROUPS_OF_FEW = 32, 4
 _WIDE_ROWS_MIN = 64
-#: Rows, and bytes, of the row groups that are decoded at once: fewer cost more in calls than they save in memory.
+#: The rows, and bytes, of the row groups that are decoded at once. With fewer, the calls cost more than the saved memory is worth.
 DECODED_ROWS, DECODED_BYTES = 256 * 1024, 16 << 20
 
 GROUPS, GROUP_CHECKS = "persist.groups", "persist.group_checks"
 _CHECKS_MARK = b"persist-group-crc32s="
 _DIGITS = 8
-#: The length of the footer, and PAR1.
+#: The bytes at the end of a file: the length of the footer, and PAR1.
 _TAIL_BYTES = 8
 
 
@@ -56,7 +56,7 @@ def group_rows(table: pa.Table) -> int:
 
 
 def group_bytes(rows: int, size_bytes: int) -> int:
-    """About the size of a row group in a part of so many rows and bytes."""
+    """The approximate size in bytes of a row group in a part with `rows` rows and `size_bytes` bytes."""
     return min(ROW_GROUP_BYTES, size_bytes, size_bytes * _narrow_rows(rows) // max(1, rows))
 
 
@@ -71,18 +71,18 @@ def rows_of(metadata: pq.FileMetaData, groups: Iterable[int]) -> int:
 
 
 def span_of(metadata: pq.FileMetaData, groups: Sequence[int]) -> tuple[int, int]:
-    """Where the bytes of `groups`, at least one, begin and end in the file."""
+    """The offsets in the file at which the bytes of `groups` (at least one) begin and end."""
     spans = [_span(metadata.row_group(group)) for group in groups]
     return min(start for start, _ in spans), max(end for _, end in spans)
 
 
 def encoded_bytes(metadata: pq.FileMetaData, groups: Iterable[int]) -> int:
-    """About the size of their rows in memory. Parquet counts bytes before compression; dictionaries and deltas make that too small."""
+    """The approximate size of the rows of `groups` in memory. It is too small for dictionaries and deltas: Parquet counts encoded bytes."""
     return sum(metadata.row_group(group).total_byte_size for group in groups)
 
 
 def decoded_together(metadata: pq.FileMetaData, groups: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """`groups` as the groups that are decoded at once."""
+    """`groups`, divided into the groups that are decoded at once."""
     out: list[list[int]] = []
     rows = size_bytes = 0
     for number in groups:
@@ -96,11 +96,11 @@ def decoded_together(metadata: pq.FileMetaData, groups: Sequence[int]) -> tuple[
 
 
 def groups_metadata(table: pa.Table, schema: Schema, rows: int) -> dict[str, str]:
-    """The metadata of row groups of `rows` rows each, with zeros for the checks, which `fill_checks` sets in the finished file."""
+    """The metadata of row groups of `rows` rows each. It has zeros for the checks, which `fill_checks` sets in the finished file."""
     field = schema.key.field(0)
     groups: list[tuple[int, str | None, str | None]] = []
     column = pa.chunked_array([chunk.field(0) for chunk in table.column("key").chunks], field.type)
-    for start in range(0, max(1, table.num_rows), rows):  # without rows there is one group
+    for start in range(0, max(1, table.num_rows), rows):  # a file without rows has one group
         stats = column_stats(column.slice(start, rows))
         groups.append((stats.null_count, stats.lower, stats.upper))
     zeros = "0" * _DIGITS * len(groups)
@@ -123,7 +123,7 @@ def fill_checks(data: bytearray) -> None:
 
 
 def footing_of(data: bytes, filtered: Sequence[str] = ()) -> Footing:
-    """Where the footer of a part is, and the filters of its columns `filtered`."""
+    """The size and checksum of a part's footer, and the size of the filters of its columns `filtered`."""
     size_bytes = int.from_bytes(bytes(data[-8:-4]), "little") + _TAIL_BYTES
     footing = Footing(size_bytes, checksum(memoryview(data)[-size_bytes:]))
     if not filtered:
@@ -135,7 +135,7 @@ def footing_of(data: bytes, filtered: Sequence[str] = ()) -> Footing:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """The place of one row group in its file, the check of its bytes, and bounds of the first field of the key."""
+    """The position of one row group in its file, the check of its bytes, and bounds of the first field of the key."""
 
     start: int
     end: int
@@ -145,8 +145,8 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Some row groups of a part, each verified: the file's bytes in their places, and zeros elsewhere, which take no memory until they are
-    read. Its length is that of the bytes that were fetched.
+    """Some verified row groups of a part, as a file: their bytes are in their places, and zeros are elsewhere. The zeros take no memory
+    until they are read. Its length is the number of bytes that were fetched.
     """
 
     data: memoryview
@@ -159,7 +159,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """A verified footer: `column`, the first field of the key, and the row groups of the part."""
+    """A verified footer. `column` is the first field of the key."""
 
     data: bytes
     metadata: pq.FileMetaData
@@ -168,7 +168,7 @@ class Footer:
 
     @classmethod
     def read(cls, data: bytes, *, key: str, expected_checksum: str) -> Footer:
-        """Decodes the last bytes of a part. CorruptData with `key` unless they match the checksum."""
+        """Decodes the last bytes of a part. Raises CorruptData with `key` unless they match the checksum."""
         if (found := checksum(data)) != expected_checksum:
             raise CorruptData(
                 f"part {key}: the checksum of its footer is {found}, state says {expected_checksum}", key=key
@@ -185,8 +185,8 @@ class Footer:
         return cls(data, metadata, str(named["column"]), tuple(groups))
 
     def fetched(self, wanted: Sequence[int], get: Callable[[int, int], bytes], *, size_bytes: int, key: str) -> Pieces:
-        """The row groups `wanted`, in order. `get(start, size)` fetches bytes of the part; it is called once for each row of neighbours.
-        CorruptData with `key` unless the bytes match their checks. `size_bytes` is the size of the part.
+        """Fetches the row groups `wanted`, in order. `get(start, size)` fetches bytes of the part; it is called once for each stretch of
+        adjacent row groups. Raises CorruptData with `key` unless the bytes match their checks. `size_bytes` is the size of the part.
         """
         data = np.zeros(size_bytes, np.uint8)
         data[size_bytes - len(self.data) :] = np.frombuffer(self.data, np.uint8)
@@ -207,8 +207,8 @@ class Footer:
 
 
 def check_row_groups(data: bytes, footing: Footing, *, key: str) -> Iterator[tuple[RowGroup, pa.ChunkedArray]]:
-    """Yields each row group of the whole part `data`, and its values of the first field of the key. CorruptData with `key` unless the part
-    has the footer of its descriptor, and that the checks of its row groups.
+    """Yields each row group of the whole part `data`, and its values of the first field of the key. Raises CorruptData with `key` unless
+    the part has the footer that its descriptor says, and the row groups match the checks in the footer.
     """
     footer = Footer.read(data[-footing.size_bytes :], key=key, expected_checksum=footing.checksum)
     every = range(len(footer.groups))
@@ -221,7 +221,7 @@ def check_row_groups(data: bytes, footing: Footing, *, key: str) -> Iterator[tup
 
 
 def _neighbours(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """The rising `numbers` as stretches without gaps: first and last of each."""
+    """The ascending `numbers` as stretches without gaps, each as its first and last number."""
     out: list[tuple[int, int]] = []
     for number in numbers:
         if out and out[-1][1] + 1 == number:
@@ -232,7 +232,7 @@ def _neighbours(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _span(group: pq.RowGroupMetaData) -> tuple[int, int]:
-    """Where the pages of a row group begin and end in the file."""
+    """The offsets in the file at which the pages of a row group begin and end."""
     columns = [group.column(index) for index in range(group.num_columns)]
     starts = [
         column.data_page_offset

@@ -1,7 +1,7 @@
-"""sink.json: one run of one sink, as the operator writes it and the driver on Spark reads it. The one place that names its fields.
+"""sink.json: one run of one sink, as the operator writes it and the driver on Spark reads it. Only this module names its fields.
 
-`input`, `envelope` and `write` are the blocks of the resource as the user wrote them. The resource definition says what they hold, and
-the driver's `persist_spark.spec` parses them and `stream`, with the same `Fields`.
+`input`, `envelope` and `write` are the blocks of the resource as the user wrote them. The resource definition describes them, and the
+driver's `persist_spark.spec` parses them and `stream`, with the same `Fields`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class SinkSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkRun:
-    """What one attempt of a run is asked to do. `key_schema` and `val_schema` are DDL; `blob` and `consensus` are URLs. `stream` says how a
+    """The task of one attempt of a run. `key_schema` and `val_schema` are DDL; `blob` and `consensus` are URLs. `stream` says how a
     Streaming sink runs; None for a sink of another mode. `source` is the shard that `input` names; None for another kind of input.
-    `write_mode` is that of the resource, None when it has none.
+    `write_mode` is that of the resource; None when it has none.
     """
 
     sink_id: str
@@ -72,8 +72,8 @@ def encode_sink_run(run: SinkRun) -> dict[str, Any]:
 
 
 def decode_sink_run(document: object) -> SinkRun:
-    """The run in a document that was taken for JSON. InvalidUsage names the field that is missing, wrong or unknown. A person may
-    write the document by hand: `schema.value`, `write`, `write_mode`, `purpose`, `stream` and `source` may be absent.
+    """The run in a parsed JSON document. Raises InvalidUsage, which names the field that is missing, wrong or unknown. A person may
+    write the document by hand, so `schema.value`, `write`, `write_mode`, `purpose`, `stream` and `source` may be absent.
     """
     top = Fields(document, "")
     schema, location = top.group("schema"), top.group("location")
@@ -110,23 +110,23 @@ def _source(fields: Fields) -> SinkSource:
 
 
 def columns_beside(envelope: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The columns that an envelope reads beside the fields of the shard, each as (column, the field of the envelope that names it). A
-    column may be a field of the shard too. Not for Debezium, whose input has columns of its own.
+    """The columns that an envelope reads besides the fields of the shard, each as (column, the field of the envelope that names it). A
+    column may be a field of the shard, too. Not for Debezium, whose input has columns of its own.
     """
     return [(envelope[name], name) for name in _NAMING_COLUMNS if envelope.get(name)]
 
 
 def input_schema(schema: Schema, envelope: Mapping[str, Any], columns: Collection[str]) -> Schema:
     """The fields that an input with these columns must have for a shard of `schema`. An envelope that collects errors needs no column for
-    them. InvalidUsage when the shard cannot hold the errors. Not for Debezium.
+    them. Raises InvalidUsage when the shard cannot hold the errors. Not for Debezium.
     """
     return without_errors(schema) if envelope.get("onError") == "Collect" and ERR not in columns else schema
 
 
 class Fields:
-    """One JSON object being taken apart. `finish` refuses the fields that were not taken.
+    """Takes the fields of one JSON object. `finish` refuses the fields that were not taken.
 
-    Every refusal is InvalidUsage and names the field by its path (`input.format.name`).
+    Every error is InvalidUsage and names the field by its path (`input.format.name`).
     """
 
     def __init__(self, document: Any, path: str) -> None:
@@ -141,7 +141,7 @@ class Fields:
         return f"{self._path}.{key}" if self._path else key
 
     def take(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        """The value or None; null counts as absent."""
+        """The value, or None if it is absent or null."""
         self._rest.pop(key, None)
         value = self._seen.get(key)
         wrong = value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool))
@@ -151,7 +151,7 @@ class Fields:
         return value
 
     def text(self, key: str) -> str:
-        """A text that is there and not empty."""
+        """A text that is present and not empty."""
         value = self.take(key, str)
         if not value:
             raise InvalidUsage(f"{self.name(key)} is required")
@@ -207,7 +207,7 @@ class Fields:
         return Fields(self.block(key, required=required), self.name(key))
 
     def finish(self) -> None:
-        """Refuse the fields that were not taken."""
+        """Raises InvalidUsage for the fields that were not taken."""
         if self._rest:
             names = ", ".join(sorted(self.name(key) for key in self._rest))
             raise InvalidUsage(f"unknown field: {names}")

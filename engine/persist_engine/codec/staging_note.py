@@ -1,4 +1,4 @@
-"""The notes of staged batches <-> bytes (docs/adr/0006-sinks.md, spec 10.12).
+"""Converts the notes of staged batches to bytes and back (docs/adr/0006-sinks.md, spec 10.12).
 
 <shard>/n0000000/p<uuid>      what one write task of a run staged
 """
@@ -23,24 +23,24 @@ class StagingNote:
     shard_id: ShardId
     sink_id: str
     run: bytes
-    """The name of the run, as its token has it."""
+    """The name of the run, as in its token."""
     job: bytes
-    """The job that the task belonged to: JOB_BYTES random bytes. Its tasks have disjoint ranges of keys."""
+    """The id of the task's job: JOB_BYTES random bytes. The tasks of a job have disjoint ranges of keys."""
     batch: bytes
-    """Transmittable."""
+    """The staged batch, transmittable."""
     rows: int
-    """The user's rows."""
+    """The number of the user's rows."""
     errors: int
-    """How many of these rows are errors."""
+    """The number of these rows that are errors."""
     least_time: int | None
     low: int
-    """The sum of the lower 32 bits of the hashes of these rows, modulo 2^63; `high`: of the upper 32 bits."""
+    """The sum of the lower 32 bits of the hashes of these rows, modulo 2^63. `high` is the same for the upper 32 bits."""
     high: int
     least: tuple[str, ...]
-    """The least key of these rows, field by field, as SQL casts a text to the field's type; `greatest`: the greatest."""
+    """The least key of these rows, field by field, as text that SQL can cast to the field's type. `greatest` is the greatest key."""
     greatest: tuple[str, ...]
     version: str = APPLIER_VERSION
-    """Version of the code that wrote it."""
+    """The version of the code that wrote the note."""
 
 
 def encode_staging_note(note: StagingNote) -> bytes:
@@ -64,8 +64,8 @@ def encode_staging_note(note: StagingNote) -> bytes:
 
 
 def decode_staging_note(data: bytes, *, key: str, shard_id: ShardId) -> StagingNote:
-    """Inverse of `encode_staging_note`. CorruptData (also for the note of another shard) or Incompatible (also for newer code) with
-    `key`. The batch in it stays as it is: `WriteHandle.batch_from_transmittable` judges it.
+    """Inverse of `encode_staging_note`. Raises CorruptData (also for the note of another shard) or Incompatible (also for newer code) with
+    `key`. Does not decode the batch in it: `WriteHandle.batch_from_transmittable` does.
     """
     message = opened(Kind.STAGING_NOTE, data, pb.StagingNote(), key)
     check_readable(message.applier_version, key)

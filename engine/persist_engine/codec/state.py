@@ -1,4 +1,4 @@
-"""Rollups: the whole state of a shard <-> bytes (spec 2.1, 2.6, 2.7)."""
+"""Converts rollups, the whole state of a shard, to bytes and back (spec 2.1, 2.6, 2.7)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-#: Bytes of a tag in a lineage. Two entries of one seqno agree in that many once in 2**64.
+#: The bytes of a tag that a lineage holds. Two entries of one seqno agree in this many with a probability of 1 in 2**64.
 _SHORT_BYTES = 8
-#: Entries in a lineage: 32 KiB. A process that slept longer cannot find out whether its log was rolled back.
+#: The entries in a lineage, which take 32 KiB. A process that slept for longer cannot find out whether its log was rolled back.
 LINEAGE_MAX = 4096
 
 
@@ -32,10 +32,10 @@ LINEAGE_MAX = 4096
 class Rollup:
     """A full copy of state at `state.seqno`.
 
-    `diffs` are the encoded diffs after the previous rollup, through the one of this state, so that audits see which blobs
-    came and went; a shard's first rollup has none. `lineage` are short tags of the entries before these diffs, oldest
-    first. Invariant: the seqnos of the diffs are consecutive and end at the state's; each diff names the entry before it;
-    the last diff is the state's entry.
+    `diffs` holds the encoded diffs after the previous rollup, through the diff of this state, so that audits see which blobs
+    were added and removed. A shard's first rollup has none. `lineage` holds short tags of the entries before these diffs,
+    oldest first. Invariant: the seqnos of the diffs are consecutive and end at the state's; each diff names the entry before
+    it; the last diff is the state's entry.
     """
 
     state: ShardState
@@ -43,7 +43,7 @@ class Rollup:
     lineage: bytes = b""
 
     def knows(self, tip: Tip) -> bool | None:
-        """Whether `tip` is an entry of the log up to the state. None when it lies further back than the lineage."""
+        """Whether `tip` is an entry of the log up to the state. None when it is older than the lineage."""
         back = self.state.seqno - tip.seqno
         if back == 0:
             return tip.tag == self.state.tag
@@ -55,14 +55,14 @@ class Rollup:
         return self.lineage[end - _SHORT_BYTES : end] == tip.tag[:_SHORT_BYTES]
 
     def lineage_of_next(self) -> bytes:
-        """The lineage of the next rollup: this one's, then the tags of its diffs, then that of its state."""
+        """The lineage of the next rollup: this rollup's, then the tags of its diffs, then the tag of its state."""
         tags = [diff.tip.tag for diff in self.diffs[:-1]] + [self.state.tag]
         lineage = self.lineage + b"".join(tag[:_SHORT_BYTES] for tag in tags)
         return lineage[-LINEAGE_MAX * _SHORT_BYTES :]
 
 
 def encode_rollup(rollup: Rollup) -> bytes:
-    """The bytes of the rollup. Equal rollups give equal bytes. InvariantViolated when the diffs do not lead to the
+    """The bytes of the rollup. Equal rollups give equal bytes. Raises InvariantViolated when the diffs do not lead to the
     state.
     """
     _check_diffs(rollup)
@@ -75,10 +75,10 @@ def encode_rollup(rollup: Rollup) -> bytes:
 
 
 def decode_rollup(data: bytes, *, key: str, lazily: bool = False) -> Rollup:
-    """Inverse of `encode_rollup`. CorruptData or Incompatible (also for newer code) with `key`.
+    """Inverse of `encode_rollup`. Raises CorruptData or Incompatible (also for newer code) with `key`.
 
-    `lazily`: hollow batches are decoded on first use, which may then raise CorruptData, and only the last diff is compared
-    with the state's tag. The checksum of all bytes is verified either way.
+    With `lazily`, hollow batches are decoded on first use, which may then raise CorruptData, and only the last diff is
+    compared with the state's tag. The checksum of all bytes is verified in both cases.
     """
     message = opened(Kind.ROLLUP, data, pb.Rollup(), key)
     check_readable(message.state.applier_version, key)
@@ -193,7 +193,7 @@ def _shared(
 def _entries(
     entries: Iterable[Any], key_of: Callable[[Any], K], field: str, value_of: Callable[[Any], V]
 ) -> dict[K, V]:
-    """Entries as a mapping; InvariantViolated for a key that comes twice and for an entry without its value."""
+    """Entries as a mapping. Raises InvariantViolated for a key that occurs twice, and for an entry without its value."""
     out: dict[K, V] = {}
     for entry in entries:
         records.need(entry, field)

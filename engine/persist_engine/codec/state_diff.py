@@ -1,4 +1,4 @@
-"""State diffs <-> bytes, in columns (spec 8.3): fields, types, slice lengths and one buffer of slices.
+"""Converts state diffs to bytes and back, in columns (spec 8.3): fields, types, slice lengths and one buffer of slices.
 
 A reader of one field walks three small arrays and touches only the slices it needs. Each slice is a protobuf message of
 its own; a unit key or value takes zero bytes.
@@ -23,18 +23,18 @@ from persist_engine.model.diff.state_diff import Delete, FieldDiff, Insert, Stat
 from persist_engine.model.ids import CriticalReaderId, LeasedReaderId, ShardId, WriterId
 from persist_engine.pb import batch_pb2, diff_pb2, state_pb2
 
-#: Encoded bytes kept for each kind of value: a bound on memory. A spine batch takes some 30 bytes for each batch in it.
+#: The limit on encoded bytes kept for each kind of value. A spine batch takes about 30 bytes for each batch in it.
 _KEPT_BYTES_MAX = 1 << 20
-#: So many decoded values of each kind are kept, of at most so many encoded bytes each.
+#: The limits on decoded values kept for each kind: their number, and the encoded bytes of each.
 _DECODED_MAX, _DECODED_BYTES_MAX = 64, 4 << 10
 
-#: Slices that follow the key: to; from and to; from.
+#: The number of slices of a change, by its type: the key, and then `to`, `from` and `to`, or `from`.
 _SLICES = {diff_pb2.DIFF_TYPE_INSERT: 2, diff_pb2.DIFF_TYPE_UPDATE: 3, diff_pb2.DIFF_TYPE_DELETE: 2}
 
 
 class Kept:
     """Encodes immutable values of one kind and keeps the encodings by identity, since the next diff often holds the same
-    objects again. Thread-safe. Keeps at most `bytes_max` of encodings.
+    objects again. Thread-safe. Keeps encodings of at most `bytes_max` bytes.
     """
 
     def __init__(self, encode: Callable[[Any], bytes], *, bytes_max: int) -> None:
@@ -70,9 +70,9 @@ def _message(make: type[Message], to_pb: Callable[[Any], Message], from_pb: Call
         message.ParseFromString(raw)
         return from_pb(message)
 
-    # What a diff adds, a later one names again when it changes or deletes it. Values are immutable, so one serves both.
+    # A later diff names a value again when it changes or deletes it. Values are immutable, so both can share one object.
     known = lru_cache(maxsize=_DECODED_MAX)(decode)
-    # Deterministic, since no message has a map.
+    # The encoding is deterministic, since no message has a map.
     return _Slice(
         lambda value: to_pb(value).SerializeToString(),
         lambda raw: known(raw) if len(raw) <= _DECODED_BYTES_MAX else decode(raw),
@@ -105,7 +105,7 @@ _CLAIM = _message(state_pb2.Claim, records.claim_to_pb, records.claim_from_pb)
 _SPINE_ID = _message(state_pb2.SpineId, records.spine_id_to_pb, records.spine_id_from_pb)
 _BATCH = _message(batch_pb2.HollowBatch, batch_to_pb, batch_from_pb)
 
-#: Every collection of StateDiff, in the order of writing: its name there, its number, the slices of its keys and values.
+#: Every collection of StateDiff, in the order of writing: its name, its number, and the slices of its keys and values.
 _FIELDS: tuple[tuple[str, diff_pb2.StateField, _Slice, _Slice], ...] = (
     ("hostname", diff_pb2.STATE_FIELD_HOSTNAME, _UNIT, _TEXT),
     ("last_gc_req", diff_pb2.STATE_FIELD_LAST_GC_REQ, _UNIT, _SEQNO),
@@ -203,7 +203,7 @@ def encode_state_diff(diff: StateDiff) -> bytes:
 
 
 def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
-    """Inverse of `encode_state_diff`. CorruptData (also for columns that do not fit together) or Incompatible with
+    """Inverse of `encode_state_diff`. Raises CorruptData (also for columns that do not fit together) or Incompatible with
     `key`.
     """
     message = opened(Kind.STATE_DIFF, data, diff_pb2.StateDiff(), key)
@@ -226,8 +226,8 @@ def decode_state_diff(data: bytes, *, key: str) -> StateDiff:
 
 
 def predecessor_of(entry: VersionedData, *, key: str) -> bytes:
-    """The tag of the entry before the encoded diff `entry`, as that diff has it. Errors as in `decode_state_diff`, but
-    changes are not decoded.
+    """The tag of the entry before the encoded diff `entry`, as recorded in that diff. Raises the errors of
+    `decode_state_diff`, but does not decode the changes.
     """
     message = opened(Kind.STATE_DIFF, entry.data, diff_pb2.StateDiff(), key)
     with decoding("the state diff", key):
@@ -235,8 +235,8 @@ def predecessor_of(entry: VersionedData, *, key: str) -> bytes:
 
 
 def validate(columns: diff_pb2.FieldDiffs) -> None:
-    """InvariantViolated unless the columns fit together: as many types as fields, all of them known, as many slices as
-    the types need, as many bytes as the slices have.
+    """Raises InvariantViolated unless the columns fit together: as many types as fields, all of them known; as many slices as
+    the types need; as many bytes as the slices have.
     """
     check(
         len(columns.fields) == len(columns.types),

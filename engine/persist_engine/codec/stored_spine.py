@@ -1,9 +1,9 @@
-"""A trace <-> protobuf: a head for each spine batch, and its hollow batches as bytes beside it, compressed when they are
+"""Converts a trace to protobuf and back: each spine batch is a head and its hollow batches as bytes, compressed when they are
 many. A trace without structure is stored as its hollow batches alone.
 
 Opening a shard reads the heads, of which there are O(log n). The hollow batches of a spine batch are decoded on first use
-(`LazyParts`), and written again as the bytes they came from while they stay unchanged. So an opening, and the next rollup,
-cost what changed and not what lives.
+(`LazyParts`). While they stay unchanged, they are written again as the same bytes. So the cost of an opening, and of the next
+rollup, depends on what changed, not on the number of live batches.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from persist_engine.pb import state_pb2 as pb
 
 #: Fewer bytes are not compressed.
 PACK_BYTES_MIN = 4096
-#: The codec cannot expand a byte further (128 KiB from one block of repeats): a larger claimed size is refused unread.
+#: The codec cannot expand a byte to more than this (128 KiB from one block of repeats), so a larger stated size is refused unread.
 _UNPACKED_PER_BYTE_MAX = 1 << 15
-#: At level 1, Arrow's default: descriptors of parts shrink to a quarter, at a gigabyte a second.
+#: The codec, at level 1, Arrow's default: descriptors of parts shrink to a quarter, at a gigabyte per second.
 _PACKER = "zstd"
 
 
 def trace_to_pb(trace: Trace) -> pb.Trace:
-    """Costs the spine batches that changed since this process last wrote them; without structure, all hollow batches."""
+    """The message of `trace`. Encodes only the spine batches that changed since this process last wrote them; without structure, all hollow
+    batches.
+    """
     if not trace.structured:
         flat = trace.flatten()
         return pb.Trace(
@@ -55,7 +57,7 @@ def trace_to_pb(trace: Trace) -> pb.Trace:
 
 
 def trace_from_pb(message: pb.Trace, *, key: str) -> Trace:
-    """Inverse of `trace_to_pb`; `key` names the rollup in errors, now and when hollow batches are loaded. A trace without
+    """Inverse of `trace_to_pb`. `key` names the rollup in errors, both now and when hollow batches are loaded. A trace without
     batches has structure.
     """
     records.need(message, "since")
@@ -76,8 +78,8 @@ def trace_from_pb(message: pb.Trace, *, key: str) -> Trace:
 
 
 def stored_form(batch: SpineBatch) -> EncodedParts:
-    """The hollow batches of `batch` as its next rollup holds them. Equal batches have equal forms. The result is kept, so
-    that the rollup does not encode them again.
+    """The hollow batches of `batch` as the next rollup will hold them. Equal batches have equal forms. The result is kept, so
+    that the rollup need not encode them again.
     """
     return batch.encoded_parts(_encode)
 
@@ -115,14 +117,14 @@ def _unpacked_message(parts: Parts) -> pb.StoredBatches:
     if isinstance(parts, JoinedParts):
         message = pb.StoredBatches()
         for piece in parts.pieces:
-            message.MergeFrom(_unpacked_message(piece))  # appends both its lists
+            message.MergeFrom(_unpacked_message(piece))  # appends to both lists
         return message
     ids = [records.spine_id_to_pb(part_id) for part_id, _ in parts]
     return pb.StoredBatches(ids=ids, batches=[batch_to_pb(batch) for _, batch in parts])
 
 
 def _unpacked(encoded: EncodedParts) -> bytes:
-    """The bytes before compression. InvariantViolated when they do not have the stated size."""
+    """The bytes before compression. Raises InvariantViolated when they do not have the stated size."""
     data, size = encoded.data, encoded.unpacked_bytes
     if not size:
         return data

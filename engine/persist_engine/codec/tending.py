@@ -1,8 +1,8 @@
-"""Wishes and answers of `model.tending` as JSON texts. A wish is one argument of a command line. An answer fits into the termination
-message of a container (4096 bytes, a limit of Kubernetes).
+"""Converts wishes and answers of `model.tending` to JSON texts and back. A wish is one argument of a command line. An answer fits
+into the termination message of a container (4096 bytes, a limit of Kubernetes).
 
-Invariant: any text parses to a value within the limits named here, or InvalidUsage says why not. Another process may have forged
-the answer.
+Invariant: every text either parses to a value within the limits named here, or raises InvalidUsage, which says why. Another process
+may have forged the answer.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ REPORT_BYTES_MAX = 4096
 _UNPACKED_BYTES_MAX = 256 << 10
 _DDL_MAX, _WORDS_MAX, _MESSAGE_MAX = 65_536, 128, 1500
 _COUNT_MAX, _TIME_MAX = (1 << 63) - 1, (1 << 64) - 1
-#: Statuses count readers and writers in 32 bits.
+#: The limit on counts of readers and writers, because statuses hold these in 32 bits.
 _LEFT_OUT_MAX = 1_000_000_000
 _HEX = re.compile(r"[0-9a-f]{0,128}")
 _KIND = re.compile(r"[A-Z][A-Za-z0-9]{0,62}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
-#: Fields of an inspection that a report holds as counts, or not at all.
+#: The fields of an inspection that a report holds as counts, or not at all.
 _LEFT_OUT = frozenset({"readers", "writers", "progress"})
 _TIMES, _HEXES, _DDLS = (
     frozenset({"since", "upper", "retained_since"}),
@@ -53,7 +53,7 @@ _TIMES, _HEXES, _DDLS = (
 
 
 def encode_wish(wish: Wish) -> str:
-    """One line of JSON; inverse of `decode_wish`. Without dollar signs: Kubernetes replaces `$(NAME)` in arguments of containers."""
+    """One line of JSON; inverse of `decode_wish`. It has no dollar signs, because Kubernetes replaces `$(NAME)` in arguments."""
     document = {"format": FORMAT, **dataclasses.asdict(wish), "owner": str(wish.owner)}
     if wish.take_over is not None:
         document["take_over"] = {"shard_id": wish.take_over.shard_id, "owner": str(wish.take_over.owner)}
@@ -61,7 +61,7 @@ def encode_wish(wish: Wish) -> str:
 
 
 def decode_wish(text: str) -> Wish:
-    """Inverse of `encode_wish`. InvalidUsage for any other text."""
+    """Inverse of `encode_wish`. Raises InvalidUsage for any other text."""
     found = _Fields(_loaded(text), "the wish")
     found.expect("format", lambda one: one == FORMAT, f"{FORMAT}: another release of persist wrote it")
     wanted, take_over, known, schema, hold, evolve = (
@@ -82,7 +82,7 @@ def decode_wish(text: str) -> Wish:
 
 
 def encode_report(answer: Tending) -> str:
-    """One line of at most 4096 bytes: compressed when it is long, and NotTended (ReportTooLong) when it is too long even so."""
+    """One line of at most 4096 bytes. It is compressed when it is long. If it is too long even then, it is NotTended (ReportTooLong)."""
     document = json.dumps({"format": FORMAT, **_document(answer)}, separators=(",", ":"))
     if len(document) <= REPORT_BYTES_MAX:
         return document
@@ -90,14 +90,14 @@ def encode_report(answer: Tending) -> str:
     line = json.dumps({"format": FORMAT, "packed": packed}, separators=(",", ":"))
     if len(line) <= REPORT_BYTES_MAX:
         return line
-    if isinstance(answer, NotTended):  # its kind matters more than its message
+    if isinstance(answer, NotTended):  # shorten the message, because the kind matters more
         return encode_report(dataclasses.replace(answer, message=answer.message[: len(answer.message) // 2]))
     text = f"schema and readers of the shard take {len(packed)} bytes, more than a termination message holds: use a storage profile"
     return encode_report(NotTended("ReportTooLong", text))
 
 
 def decode_report(document: object) -> Tending:
-    """The answer in a report that was parsed as JSON. InvalidUsage for any document that `encode_report` does not write."""
+    """The answer in a report that was parsed as JSON. Raises InvalidUsage for any document that `encode_report` would not write."""
     found = _Fields(document, "the report")
     found.expect("format", lambda one: one == FORMAT, f"{FORMAT}: is the engine's image of the operator's release?")
     if "packed" in found.left:
@@ -150,7 +150,7 @@ def _words(text: str, characters: int) -> str:
 
 
 class _Fields:
-    """The fields of one JSON object. Each is taken once; `end` refuses any that are left."""
+    """The fields of one JSON object. Each is taken once. `end` refuses the fields that are left."""
 
     def __init__(self, document: object, what: str) -> None:
         if not isinstance(document, Mapping):
