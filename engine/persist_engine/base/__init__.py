@@ -1,1 +1,1 @@
-"""Room 0: the vocabulary that every other room shares. Imports no other room."""
+"""The vocabulary that every other room shares. Imports no other room."""

@@ -12,12 +12,12 @@ import threading
 import time
 from typing import Protocol
 
-#: Draws n random bytes, from which ids are made.
+#: Draws n random bytes, for ids.
 system_random_bytes = os.urandom
 
 
 def process_cpu_ns() -> int:
-    """The CPU time of this process so far, of all its threads, in user and system mode."""
+    """The CPU time that all threads of this process have used so far, in user and system mode."""
     return time.process_time_ns()
 
 

@@ -15,7 +15,7 @@ Expected outcomes (a lost race, a since that advanced) are values and are never 
     |- CorruptData         durable bytes do not decode or fail their checksum; the error names the key
     |  |- ForkedLog        a shard's log is not the log this process knew: consensus lost versions
     |- SinkFailed          a worker of a running sink ended; its cause is chained
-    |- InvariantViolated   durable bytes or a transition break a rule: stop and page someone
+    |- InvariantViolated   durable bytes or a transition break a rule: stop and alert an operator
 
 Messages are lower case, end without a period, and name the object and its id. A message never contains credentials.
 """
@@ -91,7 +91,7 @@ class InvalidBounds(InvalidUsage):
 
 
 class InvalidEmptyTimeInterval(InvalidUsage):
-    """Updates were given for the empty interval [t, t). `detail`: lower, upper, parts (keys of the parts already staged)."""
+    """There are updates for the empty interval [t, t). `detail`: lower, upper, parts (keys of the parts already staged)."""
 
     kind = ErrorKind.INVALID_EMPTY_TIME_INTERVAL
 
@@ -206,8 +206,8 @@ class Unavailable(PersistError):
 
 class StoreRefused(Unavailable):
     """A store did not open: the password, user, database, bucket, endpoint or path is wrong. The message quotes the store or
-    the network. Nothing was done and nothing was retried. A fix outside this process, such as an updated mounted secret, can
-    help.
+    the network. Nothing was done and nothing was retried. A fix outside this process, for example an updated mounted secret,
+    can help.
     """
 
     kind = ErrorKind.STORE_REFUSED
@@ -221,7 +221,7 @@ class Fenced(PersistError):
 
 class Conflict(PersistError):
     """A write was made for contents that another process has replaced since, or other writers won every attempt. Nothing was written: read
-    the contents, then decide again. `detail`: expected and current, times.
+    the contents, then decide again. `detail`: expected and current (times).
     """
 
     kind = ErrorKind.CONFLICT
@@ -275,8 +275,8 @@ class ShardLost(InvariantViolated):
 
 
 class AmbiguousAppend(InvariantViolated):
-    """An append may or may not have happened, and its outcome can no longer be found out: the attempt ended indeterminate, and
-    since then the writer's lease lapsed or the writer was removed. Check the data before appending it again. Do not delete its
+    """An append may or may not have happened, and its outcome can no longer be determined: the attempt ended indeterminate, and
+    since then the writer's lease lapsed or the writer was removed. Check the data before you append it again. Do not delete its
     blobs.
     """
 

@@ -1,7 +1,7 @@
 """The extras of this distribution: which packages each one brings, and the error that names the extra to install.
 
-A reader of files installs `persist-engine` alone. Drivers, the command line and the test suites need packages of their own; what
-imports such a package does so under `needs_extra`.
+`persist-engine` alone is enough to read files. Drivers, the command line and the test suites need packages of their own; code that
+imports one of these packages does so under `needs_extra`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from persist_engine.base.errors import InvalidUsage
 
 DISTRIBUTION = "persist-engine"
 
-#: Extra -> the top modules that its packages bring. `pyproject.toml` names the packages; a test compares the two.
+#: The top modules that the packages of each extra bring. `pyproject.toml` names the packages; a test compares the two.
 EXTRAS = {
     "s3": frozenset({"boto3", "botocore"}),
     "redis": frozenset({"redis"}),
@@ -25,8 +25,8 @@ EXTRAS = {
 
 @contextmanager
 def needs_extra(extra: str, purpose: str) -> Iterator[None]:
-    """Import the modules of `extra` in here. InvalidUsage when its packages are not installed: it names `purpose`, the missing
-    module and the extra to install. A module that is missing for any other reason raises as it did.
+    """A context for importing the modules of `extra`. Raises InvalidUsage when its packages are not installed; the error names
+    `purpose`, the missing module and the extra to install. If a module is missing for any other reason, its own error is raised.
     """
     try:
         yield

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 O = TypeVar("O")  # noqa: E741 - the owner of a shard's state
 
-#: Covers everything from a commit in memory to a compaction of minutes.
+#: The buckets cover everything from a commit in memory to a compaction of minutes.
 BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0),
 )
 
-#: Shards watched before the series of those without an owner are removed without a scrape. Twice the shards with an owner, at least this.
+#: Without a scrape, the series of shards without an owner are removed when at least this many shards are watched, and twice as many as the
+#: last removal left.
 _SWEEP_MIN = 256
 
 ShardGauges = Mapping[tuple[str, str], float]
@@ -36,7 +37,7 @@ ShardGauges = Mapping[tuple[str, str], float]
 
 
 class Metrics(Protocol):
-    """Counters, gauges and duration histograms. Thread-safe; never raises for names and labels of the catalogue."""
+    """Counters, gauges and duration histograms. Thread-safe. Raises no error for names and labels of the catalogue."""
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """Add to the counter `persist_<name>_total`."""
@@ -48,7 +49,7 @@ class Metrics(Protocol):
         """Record a duration into the histogram `persist_<name>_seconds`."""
 
     def watch_shard(self, shard: str, owner: O, read: Callable[[O], ShardGauges], /) -> None:
-        """Export the gauges that `read(owner)` returns. `read` runs when the registry is scraped, so a commit pays nothing.
+        """Export the gauges that `read(owner)` returns. `read` runs when the registry is scraped, so it adds no cost to a commit.
 
         The owner is held weakly: when the last owner of a shard is gone, all series labelled with the shard disappear.
         """
@@ -80,22 +81,22 @@ class NoMetrics:
 
 
 class PrometheusMetrics:
-    """Metrics on a prometheus-client registry; one collector per name, created at first use.
+    """Metrics on a prometheus-client registry, with one collector per name, created at first use.
 
-    A name missing from the catalogue is recorded all the same: a missing line in a table must not stop a write.
+    A name that the catalogue lacks is recorded, too: a missing line in a table must not stop a write.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        # Reentrant: the garbage collector may run at any point under the lock and finalize an object that records metrics here.
+        # The lock is reentrant, because the garbage collector may run under it and finalize an object that records metrics here.
         self._lock = threading.RLock()
         self._is_taken = False
         self._collectors: dict[tuple[Kind, str], Counter | Gauge | Histogram] = {}
-        #: Series by call key. Skips prometheus-client's own look-up, which costs more than the increment.
+        #: The series by call key. This avoids prometheus-client's own look-up, which costs more than the increment.
         self._children: dict[tuple[Any, ...], Any] = {}
         self._sweep_at = _SWEEP_MIN
         self._watched: dict[str, list[tuple[weakref.ref[Any], Callable[[Any], ShardGauges]]]] = {}
-        registry.register(cast("Collector", self))  # one by its `collect`
+        registry.register(cast("Collector", self))  # `collect` makes this object a collector
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
         """See Metrics."""
@@ -129,7 +130,7 @@ class PrometheusMetrics:
         from prometheus_client.metrics_core import GaugeMetricFamily
 
         families: dict[str, GaugeMetricFamily] = {}
-        # SUBTLE: sweep here rather than in weakref callbacks, which may run anywhere, even while this thread holds the lock.
+        # SUBTLE: sweep here and not in weakref callbacks, which may run anywhere, even while this thread holds the lock.
         for shard, (owner, read) in self._swept().items():
             for (name, value), number in read(owner).items():
                 family = families.get(name)
@@ -167,7 +168,7 @@ class PrometheusMetrics:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Hold the lock. Yields whether this thread entered it afresh, not from inside another locked section."""
+        """Hold the lock. Yields whether this thread did not hold it already."""
         with self._lock:
             was_taken, self._is_taken = self._is_taken, True
             try:
@@ -177,7 +178,7 @@ class PrometheusMetrics:
 
     def _child(self, key: tuple[Any, ...], kind: Kind, name: str, labels: Mapping[str, str]) -> Any:
         with self._alone() as is_alone:
-            if not is_alone:  # dropping one sample beats re-entering a half-done registration
+            if not is_alone:  # drop one sample, because this thread is within an unfinished registration
                 return _Uncounted()
             collector = self._collectors.get((kind, name))
             if collector is None:

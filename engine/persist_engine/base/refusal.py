@@ -1,5 +1,5 @@
-"""Refusals: expected negative answers, returned as values. Code that mistakes one for the requested object gets a clear error. And objects
-that refuse to leave their process.
+"""Refusals: expected negative answers, returned as values. Code that mistakes one for the requested object gets a clear error. This module
+also has the base class of objects that cannot leave their process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Refusal(ABC):
     if not TYPE_CHECKING:  # a type checker must see the real attributes
 
         def __getattr__(self, name: str) -> NoReturn:
-            # Raise plainly for names that Python itself looks up, and for fields that a copy in progress has not set yet.
+            # Raise a plain AttributeError for names that Python itself looks up, and for fields that an unfinished copy has not set yet.
             own = {field.name for field in fields(self)} if is_dataclass(self) else set()
             if name.startswith("_") or name in own:
                 raise AttributeError(name)
@@ -63,7 +63,7 @@ def _articled(name: str) -> str:
 
 
 class Bound:
-    """A base of classes whose objects cannot go to another process. `elsewhere` says what to do there instead."""
+    """A base of classes whose objects cannot be sent to another process. `elsewhere` says what to do there instead."""
 
     _elsewhere: ClassVar[str] = ""
 
@@ -72,7 +72,7 @@ class Bound:
         cls._elsewhere = elsewhere or cls._elsewhere
 
     def __reduce__(self) -> NoReturn:
-        """InvalidUsage, for pickle and copy."""
+        """Raises InvalidUsage for pickle and copy."""
         name = type(self).__name__
         raise InvalidUsage(
             f"{name}: it has connections of this process, and cannot be pickled or copied; {self._elsewhere}"

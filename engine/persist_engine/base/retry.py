@@ -1,4 +1,4 @@
-"""Backoff against failing stores. Decides how long to wait and when to give up; knows nothing of the retried operation.
+"""Backoff against failing stores. Decides how long to wait and when to give up. Knows nothing of the retried operation.
 
 `Retry.external` repeats idempotent calls. A caller that keeps state between attempts, or decides anew at each one, writes its
 own loop around `Backoff`.
@@ -19,12 +19,12 @@ from persist_engine.base.settings import RetrySettings
 
 _log = logging.getLogger(__name__)
 _INFO_ATTEMPTS = 3
-#: Where nothing else shows the wait, it is logged at warning from then on: thirty attempts can take five minutes.
+#: After this time, a wait that nothing else shows is logged at warning, because thirty attempts can take five minutes.
 _QUIET_MS = 10_000.0
-#: A timed wait retries the store for at least this long, even if its timeout is shorter: most failures are brief.
+#: A timed wait retries the store for at least this long, even if its timeout is shorter, because most failures are brief.
 INSIST_S = 1.0
 
-#: Deadline in seconds of the timed wait that this thread is in, and whether it also counts beside `give_up_ms`; see `Retry.until`.
+#: The deadline in seconds of this thread's timed wait, and whether it applies even if `give_up_ms` is set; see `Retry.until`.
 _DEADLINE: ContextVar[tuple[float, bool] | None] = ContextVar("deadline", default=None)
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Backoff:
 
     def wait(self, error: StorageError) -> None:
         """Sleep before the next attempt. Raises Unavailable, chained to `error`, once `give_up_ms` have passed, or the
-        deadline of `Retry.until` where it counts.
+        deadline of `Retry.until` where it applies.
         """
         self.attempts += 1
         self._metrics.count("retry_attempts", **self._labels)
@@ -104,7 +104,7 @@ class Backoff:
 
 
 class Retry:
-    """The retry loop, and backoffs for callers' own loops. Thread-safe. `on_wait` can show the user what the process waits for."""
+    """The retry loop, and backoffs for callers' own loops. Thread-safe. `on_wait` can show users what the process waits for."""
 
     def __init__(self, env: Env, settings: RetrySettings, metrics: Metrics, *, on_wait: OnWait | None = None) -> None:
         self._env, self._settings, self._metrics = env, settings, metrics
@@ -131,8 +131,8 @@ class Retry:
     @contextmanager
     def until(self, timeout_s: float | None, *, at_most: bool = False) -> Iterator[None]:
         """Limit the retries of this thread inside the block to `timeout_s`, but at least INSIST_S; then they raise Unavailable.
-        Applies only if `give_up_ms` is None, which otherwise retries forever; with `at_most` the earlier of the two ends them. A
-        `timeout_s` of None changes nothing.
+        If `give_up_ms` is set, it applies instead; with `at_most`, the earlier of the two limits applies. A `timeout_s` of None
+        changes nothing.
         """
         if timeout_s is None:
             yield
@@ -144,7 +144,7 @@ class Retry:
             _DEADLINE.reset(token)
 
     def external(self, what: str, call: Callable[[], T], *, shard: str = "") -> T:
-        """Call until `call` returns, retrying on Determinate and Indeterminate alike; for idempotent calls only. Raises
+        """Call `call` until it returns. Retries on Determinate and Indeterminate alike, so `call` must be idempotent. Raises
         Unavailable at the deadline.
         """
         backoff: Backoff | None = None

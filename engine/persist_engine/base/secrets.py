@@ -1,7 +1,7 @@
 """Removes secrets from text that people will see: messages, reports, statuses, logs. All distributions use this one module.
 
-SUBTLE: the text is often long and foreign (logs, stack traces, keys of 10 MB). Everything here therefore runs in linear time:
-each search continues where the previous one ended, and no pattern backtracks over what it consumed.
+SUBTLE: the text is often long and not ours (logs, stack traces, keys of 10 MB). So everything here runs in linear time: each search
+continues where the previous one ended, and no pattern backtracks over text that it consumed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HIDDEN = "***"
 _SCHEME = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}://", re.IGNORECASE)
 _URL_END = re.compile(r"[\s\"]")
 _NAMED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)\\*+[\"']?\s*+[=:]\s*+")
-#: `sig` and the signature are those of a URL that gives access to its holder.
+#: The names that sound secret. `sig` and the signature are parameters of URLs that give access to their holder.
 _SECRET_NAME = re.compile(
     r"passw(?:or)?d|pass.?phrase|secret|token|credential|(?:access|account|api|encryption|private).?key|authorization|cookie"
     r"|signature|(?:^|[._-])(?:pw|pwd|sig|auth)$|\.sas\.",
@@ -45,7 +45,7 @@ def without_secrets(text: str, *, secrets: Iterable[str] = ()) -> str:
 
 def shown_url(url: str) -> str:
     """Return the part of `url` that is safe to show, whatever its shape: no credentials and no parameters."""
-    # Not parsed, because a malformed URL, such as one with an unescaped / or ? in its password, must not show the password either.
+    # The URL is not parsed: a malformed one, for example with an unescaped / or ? in its password, must not show the password either.
     scheme, colon, rest = url.partition(":")
     credentials, at, location = rest.rpartition("@")
     slashes = "//" if credentials.startswith("//") else ""
@@ -54,7 +54,7 @@ def shown_url(url: str) -> str:
 
 
 def _without_private_keys(text: str) -> str:
-    """Hide what stands between the lines that begin and end a key; without an end, all that follows."""
+    """Hide the text between the lines that begin and end a key. Without an end line, hide all text after the first."""
     kept: list[str] = []
     done = 0
     while (begin := _PRIVATE_KEY.search(text, done)) is not None:

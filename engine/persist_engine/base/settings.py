@@ -1,6 +1,6 @@
 """Settings: numbers, grouped by room, in frozen dataclasses. Stores, env and metrics are passed as arguments, never in settings.
 
-Each main, CLI command or job builds its settings once. Code below that reads no globals and no environment.
+Each main, CLI command or job builds its settings once. The code that it calls reads no globals and no environment.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from persist_engine.base.version import APPLIER_VERSION, parse_version
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-#: Default retention of a new shard: seven days if its times are milliseconds.
+#: The default retention of a new shard: seven days if its times are milliseconds.
 RETAIN_MS = 7 * 24 * 3600 * 1000
 #: This environment variable disables compaction for the whole process; it overrides the settings.
 COMPACTION_DISABLED_VARIABLE = "PERSIST_COMPACTION_DISABLED"
-#: Memory of a process that a compaction's bound does not count: the interpreter, its libraries, the clients of S3 and Redis. (Measured:
-#: wide rows in 512 MiB peak at 417 to 427 MiB.)
+#: The memory of a process that a compaction's bound does not include: the interpreter, its libraries, the clients of S3 and Redis.
+#: (Measured: with 512 MiB, wide rows peak at 417 to 427 MiB.)
 CLIENTS_BYTES = 176 * MIB
-#: The bound of a compaction holds this many output parts: a compaction keeps several in memory while it writes one.
+#: The bound of a compaction is at least this many output parts, because a compaction keeps several in memory while it writes one.
 PARTS_IN_BOUND = 8
-#: The process and its libraries take about 170 MiB without any data; with less memory, too little is left to merge in
-#: (measured: 393 MiB used of 384 MiB).
+#: The process and its libraries take about 170 MiB without any data. With less memory than this, too little is left for merging
+#: (measured with 384 MiB: 393 MiB used).
 MEMORY_BYTES_LEAST = 512 * MIB
-#: 100 years. A time so far ahead still fits into a key.
+#: 100 years. A time that far ahead still fits into a key.
 _DELETIONS_KEPT_MS_MAX = 36_525 * 24 * 3600 * 1000
 _NO = frozenset({"", "0", "false", "no", "off"})
 
@@ -36,7 +36,7 @@ def _need(condition: bool, message: str) -> None:  # noqa: FBT001
 
 
 def _need_pauses(group: str, initial_ms: float, factor: float, clamp_ms: float) -> None:
-    """Require a positive pause that never shrinks; otherwise the loop would run at full speed."""
+    """Require a positive pause that never shrinks. Otherwise the loop would run at full speed."""
     _need(initial_ms > 0, f"{group}.initial_ms must be more than 0")
     _need(factor >= 1, f"{group}.factor must be at least 1")
     _need(clamp_ms > 0, f"{group}.clamp_ms must be more than 0")
@@ -124,7 +124,7 @@ class MaintenanceSettings:
     gc_delete_concurrency: int = 32
     """Blob deletes in flight."""
     deletions_kept_ms: int = 90 * 24 * 60 * 60 * 1000
-    """How long the records of what a run of this process deletes are kept. 0: it writes none."""
+    """How long the records of deletions that this process writes are kept. 0: it writes none."""
     recent_diffs_max: int = 30 * 128
     """Bound of the fast scan on open. A longer log is opened from its newest rollup."""
     structure_flat_traces: bool = True
@@ -135,7 +135,7 @@ class MaintenanceSettings:
     and for diagnosis."""
 
     def __post_init__(self) -> None:
-        # With 0, the version that links a rollup would make the next rollup due.
+        # With a threshold of 0, the version that links a rollup would make the next rollup due.
         _need(self.rollup_threshold >= 1, "maintenance.rollup_threshold must be at least 1")
         _need(self.rollup_claim_ms >= 0, "maintenance.rollup_claim_ms must not be negative")
         _need(self.gc_versions_min >= 1, "maintenance.gc_versions_min must be at least 1")
@@ -149,13 +149,13 @@ class MaintenanceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
-    """How much memory a physical compaction may use and which requests are worth it."""
+    """How much memory a physical compaction may use, and which requests are worth doing."""
 
     memory_bytes_max: int = 1 * GIB
-    """Memory bound of one compaction. The bound holds if it is at least 4 x batch.target_part_bytes."""
+    """The memory bound of one compaction. The compaction keeps it if it is at least 4 x batch.target_part_bytes."""
     sift_bytes_min: int = 1 * MIB
-    """A compaction of at least this many bytes gives the rows that cancelled a run of their own, so that reads of the newest contents need
-    not fetch them. A larger value saves blobs and slows such reads of small shards."""
+    """A compaction of at least this many bytes writes the rows that cancelled to runs of their own, so that reads of the newest contents
+    need not fetch them. A larger value saves blobs, and slows these reads of small shards."""
     inputs_min: int = 8
     parts_min: int = 8
     updates_min: int = 1024
@@ -249,8 +249,8 @@ class Settings:
 
 
 def within_memory(settings: Settings, memory_bytes: int) -> Settings:
-    """Return `settings` for a process that may use `memory_bytes` and runs one compaction at a time: bounds the compaction and
-    makes parts small enough for that bound. InvalidUsage below MEMORY_BYTES_LEAST, where the bound cannot hold.
+    """Return `settings` for a process that may use `memory_bytes` and runs one compaction at a time. They bound the compaction,
+    and make parts small enough for that bound. Raises InvalidUsage below MEMORY_BYTES_LEAST, where no bound can be kept.
     """
     if memory_bytes < MEMORY_BYTES_LEAST:
         raise InvalidUsage(
@@ -268,7 +268,7 @@ def within_memory(settings: Settings, memory_bytes: int) -> Settings:
 
 def with_environ(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """Return `settings`, with compaction disabled if `environ` sets PERSIST_COMPACTION_DISABLED to anything but empty, 0,
-    false, no or off. Mains call it with their environment; code below them reads none.
+    false, no or off. Mains call it with their environment; the code below them reads no environment.
     """
     if environ.get(COMPACTION_DISABLED_VARIABLE, "").strip().lower() in _NO:
         return settings

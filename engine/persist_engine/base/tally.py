@@ -1,4 +1,5 @@
-"""A tally of what one process called in its two stores: small enough for the termination message of a pod, which nothing can scrape.
+"""A tally of the calls that one process made to its two stores. It is small enough for the termination message of a pod, because Prometheus
+cannot scrape a pod of a run.
 
 Owns the format `stores` of the reports of runs: `to_json` writes it, and `persist_operator.steps.run_metrics` adds it up.
 """
@@ -16,9 +17,9 @@ from persist_engine.base.metrics import BUCKETS_S, Metrics, NoMetrics, ShardGaug
 O = TypeVar("O")  # noqa: E741 - the owner of a shard's state
 
 STORES = ("blob", "consensus")
-#: What a call of a store can end with. The classes of errors are one outcome here: their names have no limit.
+#: The outcomes of a call to a store. All classes of errors are one outcome here, because their number has no limit.
 OUTCOMES = ("ok", "mismatch", "stopped", "error")
-#: Kubernetes cuts termination messages off here.
+#: Kubernetes cuts off termination messages at this length.
 REPORT_BYTES_MAX = 4096
 _COMMIT = ("consensus", "compare_and_set")
 
@@ -33,7 +34,7 @@ class StoreTally:
         self._commits = [0] * (len(BUCKETS_S) + 1)
 
     def over(self, inner: Metrics) -> Metrics:
-        """These metrics, which pass on everything to `inner` from now on."""
+        """Makes these metrics pass everything on to `inner` from now on, and returns them."""
         self._inner = inner
         return self
 
@@ -66,7 +67,7 @@ class StoreTally:
 
     def to_json(self) -> dict[str, Any]:
         """`{blob: {get: {ok, error, bytes, seconds}}, consensus: ..., commits: [...]}` with whole numbers, seconds rounded to ms, and
-        without zeros. `commits` has, for each of BUCKETS_S and for longer ones, the number of commits that took so long. At most 2 KiB.
+        without zeros. `commits` has the number of commits in each bucket of BUCKETS_S, and of longer ones. At most 2 KiB.
         """
         with self._lock:
             found: dict[str, Any] = {}
@@ -76,7 +77,7 @@ class StoreTally:
             return found | ({"commits": list(self._commits)} if any(self._commits) else {})
 
     def added_to(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """The report with `stores`, unless it would be too long: a message that is cut off is no report."""
+        """The report with `stores`. Leaves `stores` out if the report would be too long, because a message that is cut off is no report."""
         full = {**report, "stores": self.to_json()}
         return full if len(json.dumps(full, ensure_ascii=False).encode()) < REPORT_BYTES_MAX else dict(report)
 

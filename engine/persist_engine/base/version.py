@@ -15,8 +15,8 @@ _VERSION = re.compile(r"(0|[1-9]\d{0,1})\.(0|[1-9]\d{0,2})\.(0|[1-9]\d{0,1})", r
 
 @lru_cache(maxsize=64)
 def parse_version(text: str) -> tuple[int, int, int]:
-    """Parse into a comparable (major, minor, patch), up to 99.999.99, the limit of the writer key. InvalidUsage on any other
-    text.
+    """Parse into a comparable (major, minor, patch), up to 99.999.99, the limit of the writer key. Raises InvalidUsage for any
+    other text.
     """
     found = _VERSION.fullmatch(text)
     if found is None:
@@ -32,10 +32,10 @@ def writer_key(version: str) -> str:
 
 
 def check_readable(written_by: str, key: str) -> None:
-    """Return if this code can read bytes at `key` that version `written_by` wrote: an older version, or one at most one minor
-    ahead of ours.
+    """Check that this code can read bytes at `key` that version `written_by` wrote: an older version, or a version at most one
+    minor ahead of ours.
 
-    Raises Incompatible for newer code and CorruptData if `written_by` is no version; both name `key`.
+    Raises Incompatible for newer code, and CorruptData if `written_by` is not a version; both name `key`.
     """
     try:
         major, minor, _ = parse_version(written_by)

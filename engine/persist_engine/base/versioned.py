@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from persist_engine.base.errors import InvalidUsage
 
-#: Allows as many digits as 2**63 - 1 has.
+#: The text of a seqno, with as many digits as 2**63 - 1 has.
 _SEQNO = re.compile(r"v(0|[1-9]\d{0,18})", re.ASCII)
 
 
@@ -29,7 +29,7 @@ class SeqNo(int):
 
     @classmethod
     def parse(cls, text: str) -> SeqNo:
-        """Inverse of str(); InvalidUsage on anything else."""
+        """Inverse of str(). Raises InvalidUsage for any other text."""
         if _SEQNO.fullmatch(text) is None:
             raise InvalidUsage(f"not a seqno: {text[:40]!r}")
         return cls(int(text[1:]))
@@ -46,7 +46,7 @@ SEQNO_MAX = 2**63 - 1
 SCAN_ALL = SEQNO_MAX
 
 
-#: Long enough that two different entries never share a tag.
+#: The length of a tag. It is so long that two different entries never share a tag.
 TAG_BYTES = 16
 
 
@@ -79,7 +79,7 @@ class VersionedData:
         """The tip of a log that ends with this entry. The first call hashes the data."""
         tip = self._tip
         if tip is None:
-            # Several rooms need it for one commit. Threads that race here write the same value.
+            # Several rooms need the tip for one commit. Threads that race here write the same value.
             tip = Tip(self.seqno, tag_of(self.data))
             object.__setattr__(self, "_tip", tip)
         return tip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-#: Other times are no milliseconds since 1970: earlier ones, before 1973, are counters or seconds, and later ones, whose year would have
-#: more than four digits, are of a finer unit.
+#: The times that can be milliseconds since 1970. Earlier numbers (before 1973) are counters or seconds. Later numbers, whose year would
+#: have more than four digits, have a finer unit.
 _INSTANTS_MS = range(100_000_000_000, 253_402_300_800_000)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -22,7 +22,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def lasting(length_ms: int) -> str:
-    """`7 days`, `90 minutes`, `1,500 ms`: in the largest unit of which it is a whole number."""
+    """`7 days`, `90 minutes`, `1,500 ms`: in the largest unit in which it is a whole number."""
     for noun, unit_ms in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000)):
         if length_ms and length_ms % unit_ms == 0:
             return counted(length_ms // unit_ms, noun)
@@ -30,7 +30,7 @@ def lasting(length_ms: int) -> str:
 
 
 def sized(byte_count: int) -> str:
-    """`17 B`, `1.2 kB`, `3.4 GB`: powers of ten, the units in which stores bill."""
+    """`17 B`, `1.2 kB`, `3.4 GB`: in powers of ten, the units in which stores bill."""
     size = float(byte_count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
@@ -40,8 +40,8 @@ def sized(byte_count: int) -> str:
 
 
 def dated(time: int | None) -> str:
-    """`1388548800001 (2014-01-01T04:00:00.001Z)`: a frontier's time as it is, with its date beside it where it can be milliseconds
-    since 1970. A counter stays a number; None, the empty frontier, is `closed`.
+    """`1388548800001 (2014-01-01T04:00:00.001Z)`: a frontier's time, followed by its date if it can be milliseconds since 1970. A
+    counter stays a number. None, the empty frontier, is `closed`.
     """
     if time is None:
         return "closed"
@@ -50,12 +50,12 @@ def dated(time: int | None) -> str:
 
 
 def is_instant(time: int) -> bool:
-    """Whether `time` can be milliseconds since 1970; else it is a counter, or of another unit."""
+    """Whether `time` can be milliseconds since 1970. Otherwise it is a counter, or has another unit."""
     return time in _INSTANTS_MS
 
 
 def iso_text(time: int) -> str | None:
-    """`2014-01-01T04:00:00.001Z`; None for a time that is no instant."""
+    """`2014-01-01T04:00:00.001Z`; None for a time that is not an instant."""
     if not is_instant(time):
         return None
     at = _EPOCH + timedelta(milliseconds=time)
