@@ -1,7 +1,7 @@
-"""The columns of a table: the fields of the key and of the value side by side, and the way back.
+"""The columns of a table: converts the fields of key and value to columns side by side, and back.
 
-This module owns what a caller's columns must be to become rows of the table, and which conversions lose nothing. It knows no frames and no
-shards. Vectorised over the rows.
+This module owns the rules by which a caller's columns become rows of the table, and the conversions that lose nothing. It knows no frames
+and no shards. Vectorised over the rows.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from persist_engine.rows.nested.layout import (
 from persist_engine.rows.schema import Schema
 
 _SIDES = ("key", "val")
-#: Holds every whole number of 64 bits.
+#: A decimal type that holds every whole number of 64 bits.
 _WHOLE = pa.decimal128(20, 0)
 Coerce: TypeAlias = Literal["us", "truncate"]
-"""What may become of nanoseconds, which no table holds: microseconds where none is lost, or with the rest cut off, towards the past."""
-#: A message names so many columns.
+"""How to convert nanoseconds, which no table holds, to microseconds: only where nothing is lost, or with the rest cut off, towards the
+past.
+"""
+#: A message names at most this many columns.
 _NAMED_MAX = 50
 NANOSECONDS_HINT = (
     "coerce='us' takes it where no digit is lost, coerce='truncate' cuts digits off (in commands: --coerce)"
@@ -46,13 +48,13 @@ _PLAIN = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a schema. A name that key and value share is `key.<name>` and `val.<name>`."""
+    """The columns of a schema. If key and value share a name, the columns are `key.<name>` and `val.<name>`."""
 
     schema: Schema
 
     @cached_property
     def places(self) -> dict[str, str]:
-        """The engine's name of each column, `key.<field>` or `val.<field>`, by its name here, in order."""
+        """The engine's name of each column, `key.<field>` or `val.<field>`, by its name in the table, in order."""
         schema = self.schema
         both = set(schema.key.names) & set(schema.val.names)
         return {
@@ -78,7 +80,9 @@ class Columns:
         return pa.schema([field.with_name(name) for name, field in zip(self.names, fields, strict=True)])
 
     def placed(self, columns: Sequence[str], name: str) -> tuple[str, ...]:
-        """The engine's names of columns. InvalidUsage names those that the table lacks; `name` is that of the argument."""
+        """The engine's names of columns. Raises InvalidUsage, which names the columns that the table lacks. `name` is that of the
+        argument.
+        """
         if isinstance(columns, str) or not isinstance(columns, Sequence):
             raise InvalidUsage(f"{name} is a list of columns, not {type(columns).__name__} {columns!r}")
         unknown = [str(each) for each in columns if each not in self.places]
@@ -89,7 +93,7 @@ class Columns:
         return tuple(self.places[each] for each in columns)
 
     def chosen(self, columns: Sequence[str] | None) -> tuple[str, ...] | None:
-        """The names to show, in the caller's order; None for all. InvalidUsage names those that the table lacks."""
+        """The names to show, in the caller's order; None for all. Raises InvalidUsage, which names the columns that the table lacks."""
         if columns is None:
             return None
         if isinstance(columns, str) or not isinstance(columns, Sequence):
@@ -101,10 +105,10 @@ class Columns:
         return tuple(columns)
 
     def flat(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows (key, val, ..., diff) as rows of the table, each as often as its diff says. With a projection, only the fields that are
-        there.
+        """Converts rows (key, val, ..., diff) to rows of the table, each as often as its diff says. With a projection, they have only the
+        fields that are there.
 
-        InvariantViolated for a row that is there less than no times.
+        Raises InvariantViolated for a row with a negative diff.
         """
         flat = self.side_by_side(rows)
         diffs = rows.column("diff").to_numpy(zero_copy_only=False)
@@ -131,7 +135,7 @@ class Columns:
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def nested(self, schema: pa.Schema) -> pa.Schema:
-        """Those columns of `schema` that are here, as the structs `key` and `val`; without a side of which it has none."""
+        """The columns of `schema` that the table has, as the structs `key` and `val`. A side without columns is left out."""
         sides: dict[str, list[pa.Field]] = {}
         for field in schema:
             side, _, name = self.places[field.name].partition(".")
@@ -139,7 +143,7 @@ class Columns:
         return pa.schema([(side, pa.struct(sides[side])) for side in _SIDES if side in sides])
 
     def folded(self, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        """Rows of columns side by side as rows of `schema`, which is `nested` of theirs."""
+        """Converts rows of columns side by side to rows of `schema`, which must be `nested` of their schema."""
         names = {place: name for name, place in self.places.items()}
         arrays = [
             _struct([rows.column(names[f"{side.name}.{field.name}"]) for field in side.type], side.type, rows.num_rows)
@@ -149,10 +153,10 @@ class Columns:
 
     def fitted(self, table: pa.Table, *, besides: Sequence[str] = (), coerce: Coerce | None = None) -> pa.Table:
         """`table` with exactly the columns of this table, in its order and with its types. Columns are matched by name. Columns in
-        `besides` may be there too, and are left out. `coerce` says what becomes of nanoseconds.
+        `besides` are allowed, too, and are left out. `coerce` says how to convert nanoseconds.
 
-        SchemaMismatch names every column that is missing, unknown, there twice, of a type whose values do not fit, or null where it
-        must not be.
+        Raises SchemaMismatch, which names every column that is missing, unknown, there twice, of a type whose values do not fit, or null
+        where it must not be.
         """
         given = Counter(table.column_names)
         wanted = {*self.names, *besides}
@@ -196,18 +200,18 @@ class Columns:
         )
 
     def updates(self, structs: pa.Table, *, time: int, diff: int = 1) -> pa.Table:
-        """The updates at `time` that add rows of `structs`, or with `diff` -1 remove them."""
+        """The updates at `time` that add the rows of `structs` or, with `diff` -1, remove them."""
         rows = structs.num_rows
         times, diffs = (constant(value, rows) for value in (time, diff))
         return pa.table([structs.column("key"), structs.column("val"), times, diffs], schema=self.schema.updates_schema)
 
 
 def converted(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    """`values` as `wanted`, if every value stays what it is: numbers that fit, instants of any unit and zone, text and bytes of any layout,
-    dictionaries, nulls, structs with the same fields in any order, lists of any layout, maps and lists of their entries, which get the
-    order of their keys. A float becomes the shortest decimal that reads back as the same float.
+    """`values` as `wanted`, if no value changes: numbers that fit, instants of any unit and zone, text and bytes of any layout,
+    dictionaries, nulls, structs with the same fields in any order, lists of any layout, maps, and lists of the entries of maps. The entries
+    of maps are sorted by key. A float becomes the shortest decimal that reads back as the same float.
 
-    TypeError for other types, and ArrowInvalid for values that would change.
+    Raises TypeError for other types, and ArrowInvalid for values that would change.
     """
     given = values.type
     if pa.types.is_null(given):
@@ -239,7 +243,7 @@ def converted(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
 
 
 def _nested(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """As `converted`, also within structs, whose fields are matched by name."""
+    """Like `converted`, also within structs, whose fields are matched by name."""
     given = array.type
     if pa.types.is_null(given):
         return pa.nulls(len(array), wanted)
@@ -262,14 +266,14 @@ def _nested(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def checked_coerce(coerce: Coerce | None) -> Coerce | None:
-    """InvalidUsage for what is no coercion."""
+    """Returns `coerce`. Raises InvalidUsage if it is not a coercion."""
     if coerce is not None and coerce not in get_args(Coerce):
         raise InvalidUsage(f"coerce is {' or '.join(map(repr, get_args(Coerce)))}, or left out, not {coerce!r}")
     return coerce
 
 
 def holds_nanoseconds(kind: pa.DataType) -> bool:
-    """Whether instants in nanoseconds are somewhere in the type."""
+    """Whether the type contains instants in nanoseconds."""
     return _holds_instants(kind, unit="ns")
 
 
@@ -284,7 +288,7 @@ def _holds_instants(kind: pa.DataType, unit: str | None = None) -> bool:
 
 
 def _in_microseconds(values: pa.ChunkedArray, coerce: Coerce | None) -> pa.ChunkedArray:
-    """Nanoseconds at any depth as microseconds. TypeError without `coerce`, and ArrowInvalid where it does not allow a loss."""
+    """Nanoseconds at any depth as microseconds. Raises TypeError without `coerce`, and ArrowInvalid where it does not allow a loss."""
     if coerce is None:
         raise TypeError(f"it has nanoseconds, and the table microseconds: {NANOSECONDS_HINT}")
     try:
@@ -318,7 +322,7 @@ def _coarse(array: pa.Array, coerce: Coerce) -> pa.Array:
 
 
 def decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The values of dictionaries. Arrow itself decodes no dictionary of views, which polars makes of categories."""
+    """The values of dictionaries. Arrow itself does not decode dictionaries of views, which polars uses for categories."""
     kind = values.type.value_type
     plain = _PLAIN.get(kind, kind)
     return pa.chunked_array([chunk.dictionary.cast(plain).take(chunk.indices) for chunk in values.chunks], plain)
@@ -353,25 +357,27 @@ def _reads_back(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray
 
 
 def _decimals(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    """Whole numbers, and for others the shortest decimals that read back.
+    """Whole numbers and, for other floats, the shortest decimals that read back as the same float.
 
-    SUBTLE: Arrow's own casts are not exact. They make 0.100000000000000006 of 0.1, and 655405.1900000001 of the decimal 655405.19.
+    SUBTLE: Arrow's own casts are not exact. They turn 0.1 into 0.100000000000000006, and the decimal 655405.19 into 655405.1900000001.
     """
     is_whole = pc.equal(pc.floor(values), values)
     try:
         fractions = pc.if_else(is_whole, None, values.cast(pa.string())).cast(wanted)
     except pa.ArrowInvalid:
-        values.cast(wanted)  # says of NaN and of large numbers what they are
+        values.cast(wanted)  # raises a clear error for NaN and for large numbers
         if len(values) == 1:
             raise pa.ArrowInvalid(f"{values[0].as_py()!r} would change") from None
         half = len(values) // 2
         _decimals(values.slice(0, half), wanted)
-        return _decimals(values.slice(half), wanted)  # raises for the first one
+        return _decimals(values.slice(half), wanted)  # raises for the first bad value
     return pc.coalesce(fractions, pc.if_else(is_whole, values, None).cast(wanted))
 
 
 def _rescaled(values: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    """SUBTLE: where digits overflow 128 bits, Arrow's cast wraps around without an error. What reads back as the same is right."""
+    """Casts decimals. SUBTLE: where digits overflow 128 bits, Arrow's cast wraps around without an error. So check that the result reads
+    back as the same values.
+    """
     out = values.cast(wanted)
     try:
         is_same = pc.all(pc.equal(out.cast(values.type), values), skip_nulls=True).as_py()
@@ -389,7 +395,7 @@ def _zone_hint(given: pa.DataType) -> str:
 
 
 def _some(texts: Sequence[str], between: str) -> str:
-    """The first ones, and how many more there are."""
+    """The first texts, and the number of the others."""
     more = [f"and {len(texts) - _NAMED_MAX:,} more"] if len(texts) > _NAMED_MAX else []
     return between.join([*texts[:_NAMED_MAX], *more])
 

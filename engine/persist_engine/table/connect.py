@@ -1,4 +1,4 @@
-"""`connect`: from one URL, two, or none to the tables of a pair of stores. The one place of this room that looks at the environment."""
+"""`connect` opens the tables of a pair of stores from one URL, two, or none. Only this module of the room reads the environment."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from persist_engine.client.location import location_of
 from persist_engine.table.database import Database, OpenClient
 
 _log = logging.getLogger(__name__)
-#: A store that does not answer for so long has another address. Once connected, calls wait for a store without end.
+#: If a store does not answer for this long, its address is probably wrong. Once connected, calls wait for a store without end.
 CONNECT_S = 30.0
-#: A call that waits for a store says so this often.
+#: How often a call that waits for a store logs this.
 _SAY_S = 5.0
 
 
@@ -32,18 +32,23 @@ def connect(
     env: Env | None = None,
     metrics: Metrics | None = None,
 ) -> Database:
-    """The tables of a pair of stores. Close it, or use it in a `with` block.
+    """Opens the tables of a pair of stores. Close the result, or use it in a `with` block.
 
-    `url` is `file:///dir` or a Path: blobs and log are in that folder, which the first `Database.create` makes; until then other calls are
-    NoStore, an InvalidUsage. Or `s3://bucket/prefix`, or `file:///dir`,
-    with the log in `consensus`: `redis://host:port/db` or `sqlite:///file`. Or `mem:`, for tests: nothing outlives the connection.
-    Or `profile:NAME`, a pair of stores that the user's file of profiles names (client/profiles.py).
-    Without arguments the environment says where, in PERSIST_BLOB and PERSIST_CONSENSUS, or in PERSIST_PROFILE, as for the command line.
-    Parameters of URLs: `storage.open`.
+    `url` has one of these forms:
 
-    With `maintain`, threads compact and collect behind the writes to tables that SQL and Python created. Without it, `Table.optimize`
-    and `Table.vacuum` do that. Without `create`, a folder that is missing is NoStore at once. Unavailable names a store that did not answer
-    within CONNECT_S; later calls wait for stores, and log warnings meanwhile. Other errors are those of `PersistClient.open`.
+    - `file:///dir` or a Path: blobs and log are in that folder, which the first `Database.create` makes. Until then, other calls raise
+      NoStore, which is an InvalidUsage.
+    - `s3://bucket/prefix` or `file:///dir`, with the log in `consensus`: `redis://host:port/db` or `sqlite:///file`.
+    - `mem:`, for tests: nothing outlives the connection.
+    - `profile:NAME`, a pair of stores that the user's file of profiles names (client/profiles.py).
+
+    Without arguments, the environment names the stores, in PERSIST_BLOB and PERSIST_CONSENSUS, or in PERSIST_PROFILE, as for the command
+    line. `storage.open` describes the parameters of URLs.
+
+    With `maintain`, threads compact and collect after writes to tables that SQL and Python created. Without it, `Table.optimize` and
+    `Table.vacuum` do that. Without `create`, a missing folder raises NoStore at once. Raises Unavailable, which names the store, when one
+    did not answer within CONNECT_S. Later calls wait for stores, and log warnings meanwhile. Other errors are those of
+    `PersistClient.open`.
 
     >>> db = connect("mem:")
     >>> orders = db.create("orders", key="id BIGINT", value="name STRING")
@@ -74,13 +79,13 @@ def connect(
 
 
 def _saying(env: Env) -> OnWait:
-    """Warns of stores that do not answer, at most every _SAY_S, and not before one has failed for that long."""
+    """Warns of stores that do not answer, at most every _SAY_S, and not before a store has failed for that long."""
     failing: dict[str, tuple[float, float]] = {}
 
     def say(what: str, error: StorageError) -> None:
         now_s = env.monotonic_s()
         since_s, last_s = failing.get(what, (now_s, now_s))
-        if now_s - last_s > 4 * _SAY_S:  # it had answered
+        if now_s - last_s > 4 * _SAY_S:  # the store had answered since the last failure
             since_s = last_s = now_s
         if now_s - last_s >= _SAY_S:
             _log.warning("%s: no answer for %.0f s, waiting: %s", what, now_s - since_s, error)

@@ -1,6 +1,7 @@
-"""Desired minus persisted: the plan of a correction and its updates, how it is staged and follows others, and what an overwrite left.
+"""Corrections, which are desired minus persisted: how one is planned, staged and adapted after other writes, and what an overwrite left.
 
-Vectorised over the rows. `Snapshot.corrections` gives the same updates for rows that were staged. This module knows no frames and no times.
+Vectorised over the rows. `Snapshot.corrections` computes the same updates for rows that were staged. This module knows no frames and no
+times.
 """
 
 from __future__ import annotations
@@ -26,35 +27,35 @@ from persist_engine.rows.updates import consolidate
 from persist_engine.table.columns import Columns
 
 _ROW = ("key", "val", "diff")
-#: A correction up to this size stays in memory too, and is staged anew with what others wrote: then it says exactly what it changes.
+#: A correction up to this size also stays in memory. After other writes it is staged anew, so that it counts exactly what it changes.
 RESTAGED_BYTES_MAX = 256 << 10
-#: What others wrote meanwhile, in memory. With more of it, the correction begins anew.
+#: The limit on the memory for what other writers wrote meanwhile. With more, the correction begins anew.
 FOLLOWED_BYTES_MAX = 64 << 20
 
-#: Of rows of the table, those that a correction retracts.
+#: Returns the rows of a batch that a correction retracts.
 Touched = Callable[[pa.RecordBatch], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to correct the contents."""
+    """How a write corrects the contents."""
 
     updates: Callable[[Snapshot, Columns, int], Iterable[pa.Table]]
-    """The updates at a time that correct a snapshot."""
+    """Returns the updates at a time that correct a snapshot."""
     touched: Callable[[pa.RecordBatch, Columns], pa.Table] = lambda rows, _: pa.Table.from_batches([rows])
-    """Of rows of the table, those that the correction retracts; by default all of them."""
+    """Returns the rows of a batch that the correction retracts; by default all of them."""
     where: Predicate | None = None
-    """What the rows that it touches fulfil."""
+    """The condition that all rows which it retracts fulfil."""
 
 
 class Correction:
-    """The updates that make the contents before an upper what they should be, staged. For one thread.
+    """Staged updates that turn the contents before an upper into what they should be. For one thread.
 
-    A correction is what should be there, minus the rows that it touches. So when others wrote meanwhile, the rows that it touches of their
-    updates are retracted too, and nothing else is read or staged again: the staged batch only moves to a later time. A correction that
-    began anew after each lost race would lose to any writer whose commits are closer together than one read.
+    A correction consists of the desired rows, minus the rows that it touches. So after other writes it must only retract the rows of these
+    that it touches. Nothing else is read or staged again; the staged batch only moves to a later time. A correction that began anew after
+    each lost race would lose to any writer that commits more often than one read takes.
 
-    It ends with `appended`, or with `discard`. After an error of unknown outcome neither is called, and the blobs stay.
+    It ends with `appended`, or with `discard`. After an error with an unknown outcome neither is called, and the blobs stay.
     """
 
     def __init__(self, writer: WriteHandle, *, upper: Antichain, time: int, plan: Iterable[pa.Table]) -> None:
@@ -62,7 +63,7 @@ class Correction:
         self._writer = writer
         self.upper, self.time = upper, time
         self._inserted = self._deleted = 0
-        self._rest: pa.Table | None = None  # in memory, of which `_batches` ends with the staged form
+        self._rest: pa.Table | None = None  # the updates in memory, which the last of `_batches` holds in staged form
         kept: list[pa.Table] | None = [writer.schema.updates_schema.empty_table()]
         with writer.builder(upper) as builder:
             for table in plan:
@@ -83,14 +84,14 @@ class Correction:
 
     @property
     def sums(self) -> tuple[int, int]:
-        """How many rows it adds, and how many it removes. Of a large correction that followed other writers, rows may count as both."""
+        """The numbers of rows that it adds and removes. If a large correction followed other writers, a row may count as both."""
         return self._inserted, self._deleted
 
     def follow(
         self, reader: ReadHandle, upper: Antichain, time: int, *, where: Predicate | None, touched: Touched
     ) -> bool:
-        """Makes it correct the contents before the later `upper`, at `time`. False, and it must begin anew, when what was written meanwhile
-        can no longer be read one by one, or is too much. `where` is fulfilled by every row that `touched` picks.
+        """Adapts it to the contents before the later `upper`, at `time`. Returns False when it must begin anew, because the updates written
+        meanwhile are no longer distinguishable, or are too many. Every row that `touched` picks must fulfil `where`.
         """
         answer = reader.changes(self.upper.newest_complete, upper.newest_complete, where=where)
         if isinstance(answer, SinceAhead):
@@ -122,7 +123,7 @@ class Correction:
             *kept,
             self._writer.batch(self._rest, lower=upper, upper=Antichain.of(time + 1)),
         ]
-        # SUBTLE: of the batches of one append, all or none must be marked as having rewritten times.
+        # SUBTLE: either all batches of one append must be marked as rewritten, or none.
         for batch in self._batches:
             batch.rewrite_times(Antichain.of(time), Antichain.of(time + 1))
         self.upper, self.time = upper, time
@@ -134,8 +135,8 @@ class Correction:
 
 
 class LeftRows(Expiring):
-    """The rows that an overwrite left, so that the next one reads none. The contents at a time are definite, so they are right while that
-    time is the newest one. Threads may share it. Holds memory of its own, and nothing of the store.
+    """The rows that an overwrite left, so that the next overwrite need not read them. The contents at a time are definite, so they are
+    valid while that time is the newest one. Threads may share it. It holds memory of its own, and nothing of the store.
     """
 
     def __init__(self, shard_id: ShardId) -> None:
@@ -148,12 +149,12 @@ class LeftRows(Expiring):
         return self._shard_id
 
     def at(self, time: int, schema: pa.Schema) -> pa.Table | None:
-        """The contents at `time` as consolidated updates of `schema`; None when they are not known."""
+        """The contents at `time` as consolidated updates of `schema`; None when unknown."""
         left = self._left
         return left[1] if left is not None and left[0] == time and left[1].schema == schema else None
 
     def keep(self, time: int, rows: pa.Table) -> None:
-        """Takes a copy of the contents at `time`, as consolidated updates, whatever times these have."""
+        """Keeps a copy of `rows` as the contents at `time`. They must be consolidated; their own times do not matter."""
         left = self._left
         is_alike = left is not None and left[1].schema == rows.schema
         self._left = (time, _copied(rows, left[1] if left is not None and is_alike else rows.schema.empty_table()))
@@ -171,23 +172,23 @@ def retracted(rows: pa.Table, time: int) -> pa.Table:
 def correction(persisted: pa.Table, desired: pa.Table, *, time: int) -> pa.Table:
     """The updates at `time` that turn `persisted` into `desired`, consolidated. Both are consolidated and sorted."""
     if persisted.num_rows == desired.num_rows:
-        # Rows that stay where they are cancel. Usually that is nearly all of them.
+        # Rows that are equal at the same index cancel. Usually these are nearly all rows.
         differs = pa.array(~same_rows(persisted, desired, _ROW))
         persisted, desired = persisted.filter(differs), desired.filter(differs)
     return consolidate(pa.concat_tables([retracted(persisted, time), _at(desired, time)]))
 
 
 def corrections(snapshot: Snapshot, desired: pa.Table, *, time: int) -> Iterator[pa.Table]:
-    """The same for a snapshot of any size, within about the memory of a streaming read."""
+    """Like `correction`, for a snapshot of any size, within about the memory of a streaming read."""
     old = (retracted(pa.Table.from_batches([batch]), time) for batch in snapshot.to_batches())
     wanted = (pa.Table.from_batches([batch]) for batch in _at(desired, time).to_batches(max_chunksize=BATCH_ROWS))
     return merge_runs([old, wanted], memory_bytes=READ_MEMORY_BYTES)
 
 
 def _copied(rows: pa.Table, kept: pa.Table) -> pa.Table:
-    """The same rows in buffers of their own. Fields that are as in `kept`, a copy made before, are those of it.
+    """The same rows in buffers of their own. Shares the fields that are equal in `kept`, a copy made before.
 
-    SUBTLE: rows that were in order may still lie in the arrays of the caller's frame, which the caller may write into later.
+    SUBTLE: rows that were in order already may still refer to the arrays of the caller's frame, into which the caller may write later.
     """
     columns: list[pa.Array] = []
     for ours, theirs in zip(rows.columns, kept.columns, strict=True):

@@ -1,6 +1,6 @@
 """Database: the tables of a pair of stores, by name.
 
-Owns the names' life (create, rename, drop) and the threads that maintain. What a table does is in table.py, what names mean in names.py.
+Owns the life of names (create, rename, drop) and the maintenance threads. table.py has what a table does; names.py has what names mean.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from persist_engine.work.background import BackgroundMaintenance, Upkeep
 
 _log = logging.getLogger(__name__)
-#: How long `Database.close` insists on a store that is down. Most failures are brief.
+#: How long `Database.close` retries a store that is down. Most failures are brief.
 LET_GO_S = 5.0
-#: Opens a client; NoStore for stores that are not there, unless it is to make them.
+#: Opens a client. Raises NoStore for stores that do not exist, unless the argument says to make them.
 OpenClient: TypeAlias = Callable[[bool], PersistClient]
 
 
@@ -61,7 +61,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
         self._client: PersistClient | None = None
         self._is_maintained = maintain
         self.location = location
-        """Where the stores are, if that is known."""
+        """The location of the stores; None if unknown."""
         self._owns_client = owns_client
         self._hints = hints
         self._lock, self._opening = threading.Lock(), threading.RLock()
@@ -74,7 +74,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
 
     @property
     def client(self) -> PersistClient:
-        """The client of the same stores, for the handles below tables. Makes stores that are not there yet.
+        """The client of the same stores, for the handles below tables. Makes stores that do not exist yet.
 
         >>> db.client.inspect(orders.id).updates
         2
@@ -95,16 +95,16 @@ class Database(Bound, elsewhere="in another process, connect again"):
         exist_ok: bool = False,
     ) -> Table:
         """Creates a table without rows, NAME or NAMESPACE.NAME. Its columns are DDL (`key="id BIGINT"`, `value="name STRING, price
-        DECIMAL(10,2)"`) or pyarrow schemas; or those of the frame or schema `like`, with `key` naming the columns of the key.
-        Of instants in nanoseconds it makes microseconds only with `coerce`, as writes do.
+        DECIMAL(10,2)"`) or pyarrow schemas, or those of the frame or schema `like`; then `key` names the columns of the key. Instants in
+        nanoseconds become microseconds only with `coerce`, as in writes.
 
-        `retain` says how long times stay readable: a span, or None for only the newest; 7 days if it is not given. `bloom` names columns
-        in which reads look for single values (`email = 'a@b.c'`): Bloom filters of them rule out most of the files. InvalidUsage when the
-        name is taken; with `exist_ok` the table that has it is returned if its columns are the same, and SchemaMismatch if not. Completes
-        an interrupted call.
+        `retain` says how long times stay readable: a span, or None for only the newest; the default is 7 days. `bloom` names columns in
+        which reads look for single values (`email = 'a@b.c'`): Bloom filters for them rule out most of the files. Raises InvalidUsage when
+        the name is taken; with `exist_ok`, returns the table that has it if its columns are the same, and raises SchemaMismatch if not.
+        Completes an interrupted call.
 
-        `clock`, which a table keeps, says which times writes have: `ms`, milliseconds, or `counter`, 1, 2, 3 and so on. A counter has
-        `retain` as a number of writes, 1000 if it is not given, or None.
+        `clock` says which times writes have: `ms`, milliseconds, or `counter`, 1, 2, 3 and so on. A table keeps its clock. With a counter,
+        `retain` is a number of writes (the default is 1000), or None.
 
         >>> db.create("notes", key="id BIGINT", value="text STRING", retain="30 days")
         Table(notes: key id; id, text)
@@ -135,8 +135,8 @@ class Database(Bound, elsewhere="in another process, connect again"):
         return self._table(named)
 
     def table(self, name: str) -> Table:
-        """The table that `name` leads to: NAME, NAMESPACE.NAME, OPERATOR.NAMESPACE.NAME, or the id of a shard. Tables of the Spark
-        catalog and of operators have names here too. ShardNotFound, with near names.
+        """The table to which `name` leads: NAME, NAMESPACE.NAME, OPERATOR.NAMESPACE.NAME, or the id of a shard. Tables of the Spark
+        catalog and of operators have names here, too. Raises ShardNotFound, with near names.
 
         >>> db.table("orders").key
         ('id',)
@@ -146,7 +146,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
             named = resolved(client, name)
         except ShardNotFound as error:
             raise ShardNotFound(f"{error}; {self._hints.create(name)}", **error.detail) from error
-        client.machine(named.shard_id)  # ShardNotFound for an id of nothing
+        client.machine(named.shard_id)  # raises ShardNotFound for the id of a shard that does not exist
         return self._table(named)
 
     def __getitem__(self, name: str) -> Table:
@@ -154,7 +154,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
 
     def __contains__(self, name: object) -> bool:
         try:
-            self.table(name)  # type: ignore[arg-type]  # InvalidUsage for what is no text
+            self.table(name)  # type: ignore[arg-type]  # raises InvalidUsage if it is not a text
         except InvalidUsage:
             return False
         return True
@@ -163,7 +163,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
         return iter(self.tables())
 
     def tables(self, namespace: str | None = None) -> list[str]:
-        """The names of all tables, or of those of a namespace. Lists all keys of the store.
+        """The names of all tables, or of the tables of a namespace. Lists all keys of the store.
 
         >>> db.tables()
         ['orders']
@@ -175,7 +175,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
         ]
 
     def rename(self, name: str, new: str) -> Table:
-        """Gives a table another name. Its rows, its id and its readers stay. Completes an interrupted call when it is repeated.
+        """Gives a table another name. Its rows, its id and its readers stay. A repetition completes an interrupted call. Raises
         InvalidUsage when the new name is taken, and for a table that neither SQL nor Python created.
 
         >>> db.rename("orders", "shop.orders")
@@ -184,17 +184,17 @@ class Database(Bound, elsewhere="in another process, connect again"):
         with of_table(str(name)):
             client, owner = self._open_client(), new_owner(new)
             named = self._ours(name, owner_after=new)
-            assert named.owner is not None, "ours has an owner"
+            assert named.owner is not None, "a table of SQL or Python has an owner"
             if named.owner == owner:
                 return self._table(named)
             client.rename(named.shard_id, old=named.owner, new=owner)
         return self._table(Named(named.shard_id, owner))
 
     def drop(self, name: str, *, purge: bool = False, confirm: str | None = None) -> ShardId:
-        """Removes the name. The rows stay, and the id that is returned leads to them (`db.table(id)`). InvalidUsage for a table that
-        neither SQL nor Python created: its owner drops it.
+        """Removes the name. The rows stay, and the returned id leads to them (`db.table(id)`). Raises InvalidUsage for a table that neither
+        SQL nor Python created, because only its owner may drop it.
 
-        With `purge`, and the name repeated as `confirm`, the rows are deleted for good, at every time. FinalizationError, before
+        With `purge`, and the name repeated as `confirm`, deletes the rows for good, at every time. Raises FinalizationError, before
         anything is deleted, while a reader holds the table. Completes an interrupted call.
 
         >>> kept = db.drop("orders")
@@ -210,7 +210,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
             if not purge and confirm is not None:
                 raise InvalidUsage("confirm is for purge=True alone; without it the rows stay")
             named = self._ours(name)
-            self._table(named).close()  # its own reader would hold it
+            self._table(named).close()  # otherwise the table's own reader would hold it
             if purge and _exists(client, named.shard_id):
                 from persist_engine.client.closing import close_shard, finalize_shard
 
@@ -222,7 +222,8 @@ class Database(Bound, elsewhere="in another process, connect again"):
             return named.shard_id
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Waits until the maintenance that writes left is done. False when `timeout_s` passed first. True at once without maintenance.
+        """Waits until the maintenance that writes left is done. Returns False when `timeout_s` passed first. Without maintenance threads,
+        returns True at once.
 
         >>> db.drain(timeout_s=10)
         True
@@ -230,9 +231,9 @@ class Database(Bound, elsewhere="in another process, connect again"):
         return self._background is None or self._background.drain(timeout_s)
 
     def close(self) -> None:
-        """Lets go of all readers and writers, ends the threads (`drain` first waits for them), and closes the connections that `connect`
-        opened. Idempotent. Does not wait for a store that is down: after LET_GO_S it logs what it could not let go of, whose leases lapse
-        by themselves.
+        """Expires all readers and writers, ends the threads (call `drain` first to wait for their work), and closes the connections that
+        `connect` opened. Idempotent. Does not wait for a store that is down: after LET_GO_S, it logs what it could not expire; these leases
+        lapse later.
 
         >>> db.close()
         """
@@ -262,7 +263,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
     # -- private ------------------------------------------------------------------------------------------------------
 
     def _let_go(self, tables: Sequence[Table]) -> None:
-        """Closes them. Retries for LET_GO_S at most, also where the settings say longer."""
+        """Closes the tables. Retries for at most LET_GO_S, even if the settings allow more."""
         if not tables:
             return
         assert self._client is not None, "which opened them"
@@ -270,13 +271,15 @@ class Database(Bound, elsewhere="in another process, connect again"):
             for table in tables:
                 try:
                     table.close()
-                except Unavailable as error:  # what was written is there, and an error on its way out matters more
+                except (
+                    Unavailable
+                ) as error:  # the writes are durable, and another error that is being raised matters more
                     _log.warning(
                         "table %s: its leases lapse by themselves: %s", table.name, error, extra={"shard": table.id}
                     )
 
     def _open_client(self, *, create: bool = False) -> PersistClient:
-        """The client, which opens with the first call. NoStore, without `create`, while there are no stores."""
+        """The client, which opens with the first call. Without `create`, raises NoStore while there are no stores."""
         with self._opening:
             if self._is_closed:
                 raise InvalidUsage("the database was closed: connect again")
@@ -286,7 +289,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
                 client = self._opener(create)
                 self._take(client)
             if create and self._owns_client:
-                _ = client.store_id  # drawn now, if the stores are new
+                _ = client.store_id  # draws the id now, if the stores are new
             return client
 
     def _take(self, client: PersistClient) -> None:
@@ -307,7 +310,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
         return inferred(like, key, checked_coerce(coerce))
 
     def _filtered(self, bloom: Sequence[str], schema: Schema) -> tuple[str, ...]:
-        """The engine's names of the columns with Bloom filters. InvalidUsage."""
+        """The engine's names of the columns with Bloom filters. Raises InvalidUsage."""
         columns = Columns(schema).placed(bloom, "bloom")
         if not columns:
             return ()
@@ -325,7 +328,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
         return self._table(named)
 
     def _ours(self, name: str, *, owner_after: str | None = None) -> Named:
-        """The table of a name, which SQL or Python created. `owner_after`: a rename to this name may have been interrupted."""
+        """The table of a name that SQL or Python created. `owner_after` is the new name of a rename that may have been interrupted."""
         try:
             named = resolved(self._open_client(), name)
         except ShardNotFound:
@@ -357,7 +360,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
             table.close()
 
     def _maintain(self, shard_id: ShardId, writer: WriteHandle, due: Maintenance) -> None:
-        """Hands the work that a write left to the threads. Shards of other owners are maintained by those."""
+        """Gives the work that a write left to the threads. Other owners maintain their own shards."""
         if self._background is None or due.is_empty():
             return
         with self._lock:

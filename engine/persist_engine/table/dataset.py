@@ -1,8 +1,8 @@
 """The files of a table as a dataset of pyarrow, for engines that plan over files: polars' `scan_pyarrow_dataset`, DuckDB, Dask.
 
-Such an engine reads each file by itself, so every row of every file must be a row of the table: no retraction, no row outside the bounds of
-its batch, no older schema. This module decides that by descriptors and opens no file. It holds nothing: see `dataset_of`. When
-such an engine opens a file, the footer is compared with the descriptor.
+These engines read each file separately, so every row of every file must be a row of the table: no retraction, no row outside the bounds of
+its batch, no older schema. This module decides that from descriptors and opens no file. It holds no lease: see `dataset_of`. When an engine
+opens a file, the footer is compared with the descriptor.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from persist_engine.shard.machine import Machine
 _PARQUET = ("parquet/1", "parquet/2")
 
 Read = Callable[[str, int, int], "bytes | None"]
-"""Key, start and size to bytes; None when the blob is gone."""
+"""Reads a range of a blob, from its key, a start and a size. None when the blob is gone."""
 
 
 def dataset_of(machine: Machine) -> ds.Dataset:
-    """The newest contents, with the columns `key`, `val`, `time` and `diff` of the files (`diff` is 1). InvalidUsage when the files hold
-    more than the rows, and what to do.
+    """The newest contents, with the columns `key`, `val`, `time` and `diff` of the files (`diff` is 1). Raises InvalidUsage, which says
+    what to do, when the files hold more than the rows.
 
-    The dataset names files and keeps none of them: after a later write, maintenance may delete them, and reading raises
-    FileNotFoundError. Every store that a table can have will do.
+    The dataset names files but does not protect them: after a later write, maintenance may delete them, and reading raises
+    FileNotFoundError. It works with every store that a table can have.
     """
     state = machine.refresh()
     inline: list[pa.Table] = []
@@ -88,7 +88,7 @@ def _check(part: RunPart, machine: Machine, *, is_cut: bool) -> None:
         )
     if is_cut or (isinstance(part, HollowPart) and part.format not in _PARQUET):
         raise InvalidUsage("its files were written for other times than the table has now: call optimize()")
-    # The sum alone does not do: rows with the diffs 3 and -1 have it too.
+    # The sum alone is not enough: two rows with the diffs 3 and -1 have the same sum.
     least = part.stats.diff_min if isinstance(part, HollowPart) and part.stats is not None else None
     if part.diffs_sum != part.rows or (isinstance(part, HollowPart) and least != 1):
         raise _more_than_rows()
@@ -103,7 +103,7 @@ def _more_than_rows() -> InvalidUsage:
 
 def _rows(part: InlinePart, schema: Schema) -> pa.Table:
     rows = decode_inline(part.data, format_name=part.format, key="an inline part", schema=schema).table
-    if pc.min(rows.column("diff")).as_py() != 1:  # it has no statistics
+    if pc.min(rows.column("diff")).as_py() != 1:  # an inline part has no statistics, so look at the rows
         raise _more_than_rows()
     return rows
 
@@ -145,8 +145,8 @@ class _Store(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no type
 
 
 class _File(io.RawIOBase):
-    """One blob, read in ranges. CorruptData when it does not end with the footer of its part, which says where everything else is; the
-    pages have checksums that pyarrow verifies. A part that names no footer is read and verified whole.
+    """One blob, read in ranges. Raises CorruptData when it does not end with the footer of its part, which says where everything else is.
+    The pages have checksums that pyarrow verifies. A part without a footer in its descriptor is read and verified whole.
     """
 
     def __init__(self, read: Read, key: str, part: HollowPart) -> None:

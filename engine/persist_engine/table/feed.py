@@ -1,7 +1,7 @@
 """ChangeFeed: what happened to a table between two times, or from a time on: inserts, updates with the row before and after, deletes.
 
-This module owns the pairing of what an update removed with what it added, and the life of a feed that follows. Vectorised over the rows;
-only `__iter__`, the edge to Python, makes objects of them.
+This module owns the pairing of the rows that an update removed with those that it added, and the life of a feed that follows. Vectorised
+over the rows; only `__iter__`, which is for Python loops, makes objects from them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from persist_engine.table.names import of_table
 from persist_engine.table.scan import PREVIEW_ROWS, gone
 
 Kind = Literal["insert", "update", "delete"]
-#: A feed that follows looks this often whether it was closed. A commit wakes it sooner.
+#: How often a feed that follows checks whether it was closed. A commit wakes it sooner.
 POLL_S = 0.25
 _KINDS = ("insert", "update", "delete")
 
@@ -61,9 +61,10 @@ class Change:
 class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for the same changes"):
     """Changes after `since` (None: from the earliest readable time on, beginning with its rows), up to `upto`, or without end.
 
-    Iterating gives `Change` after `Change`, ordered by time. It holds the changes of the range in memory; `to_reader` does not. A feed that
-    follows waits for more until `close`, which any thread may call, or the end of the `with` block. Each use reads the range anew. It has
-    the columns that the table had when it was made: later ones are left out, and a widened number that does not fit is SchemaMismatch.
+    Iteration yields `Change` after `Change`, ordered by time. It holds the changes of the range in memory; `to_reader` does not. A feed
+    that follows waits for more until `close`, which any thread may call, or the end of the `with` block. Each use reads the range anew. The
+    feed has the columns that the table had when it was made: later columns are left out, and a widened number that does not fit raises
+    SchemaMismatch.
 
     >>> [change.after["name"] for change in orders.changes("start")]
     ['ada', 'lin']
@@ -88,7 +89,7 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
 
     @property
     def schema(self) -> pa.Schema:
-        """`_change`, `_time`, the columns of the key, and the rows `_before` and `_after`, which are null where there is none.
+        """`_change`, `_time`, the columns of the key, and the rows `_before` and `_after`, which are null if there is no such row.
 
         >>> orders.changes("start").schema.names
         ['_change', '_time', 'id', '_before', '_after']
@@ -106,7 +107,7 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
         )
 
     def to_arrow(self) -> pa.Table:
-        """All changes as a table, ordered by time. Not of a feed that follows.
+        """All changes as a table, ordered by time. Not for a feed that follows.
 
         >>> orders.changes("start").to_arrow().column("_change").to_pylist()
         ['insert', 'insert']
@@ -116,7 +117,7 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
             return self._ordered(reader, self.since, self.upto)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """All changes as a stream of record batches, ordered by key, in bounded memory. Not of a feed that follows.
+        """All changes as a stream of record batches, ordered by key, in bounded memory. Not for a feed that follows.
 
         >>> sum(batch.num_rows for batch in orders.changes("start").to_reader())
         2
@@ -128,7 +129,7 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def close(self) -> None:
-        """Ends every iteration, also one that waits in another thread. Idempotent.
+        """Ends every iteration, even one that waits in another thread. Idempotent.
 
         >>> feed = orders.changes("start", follow=True)
         >>> for change in feed:
@@ -147,7 +148,7 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
         self.close()
 
     def __iter__(self) -> Iterator[Change]:
-        """The changes, one by one. A loop that is left in the middle lets go of everything."""
+        """The changes, one by one. A loop that ends early releases everything."""
         for batch in self.to_batches():
             names = ("_change", "_time", "_before", "_after")
             with of_table(self._name):
@@ -158,7 +159,7 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
                 yield Change(kind, time, before, after)
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """The changes as record batches with the columns of `schema`, ordered by time. A feed that follows goes on, as in a loop.
+        """The changes as record batches with the columns of `schema`, ordered by time. A feed that follows continues, as in a loop.
 
         >>> [batch.num_rows for batch in orders.changes("start").to_batches()]
         [2]
@@ -166,7 +167,7 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
         with of_table(self._name), self._open() as reader:
             since = self.since
             if since is not None and reader.since.less_equal(since):
-                reader.downgrade_since(Antichain.of(since))  # earlier times are not needed
+                reader.downgrade_since(Antichain.of(since))  # earlier times are no longer needed
             while not self._closed.is_set():
                 upper = self._machine.fetch_recent_upper()
                 newest = upper.newest_complete if self.upto is None else self.upto
@@ -184,7 +185,9 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
         return f"ChangeFeed({self._name} from {start} {end})"
 
     def _repr_html_(self) -> str:
-        """The first changes in the order of their keys, which costs little of a large feed; of one that follows, what it is."""
+        """The first changes in the order of their keys, which costs little even for a large feed. For a feed that follows, its
+        description.
+        """
         from persist_engine.table.pictures.html import preview_html
 
         if self._follow:
@@ -205,13 +208,13 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
         while not is_past and not self._closed.is_set():
             try:
                 is_past = self._machine.wait_for_upper_past(at, POLL_S)
-            except Unavailable:  # the log did not answer for POLL_S: a feed waits as long as any other call
+            except Unavailable:  # the log did not answer for POLL_S, but a feed waits as long as any other call
                 if self._machine.settings.retry.give_up_ms is not None:
                     raise
 
     def _ordered(self, reader: ReadHandle, since: int | None, upto: int | None) -> pa.Table:
         table = pa.Table.from_batches(self._read(reader, since, upto), schema=self.schema)
-        order = pc.sort_indices(table.column("_time"))  # stable: within a time the rows stay in the order of their keys
+        order = pc.sort_indices(table.column("_time"))  # stable, so rows of one time stay in the order of their keys
         return table.take(order)
 
     def _streamed(self) -> Generator[pa.RecordBatch, None, None]:
@@ -231,7 +234,7 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
                 yield from self._paired(rows)
 
     def _paired(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-        """Row changes of whole groups as changes: the nth row that an update removed, with the nth that it added."""
+        """Converts row changes of whole groups to changes. Pairs the nth row that an update removed with the nth that it added."""
         before, after = _pairs(rows)
         flat = self._columns.side_by_side(rows.combine_chunks().to_batches()[0])
         whole = pa.StructArray.from_arrays(flat.columns, fields=list(flat.schema))
@@ -267,14 +270,14 @@ def _whole_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Itera
 
 
 def _starts(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where the groups of one key and time begin. Rows are in the order of (key, time)."""
+    """The indices at which the groups of one key and time begin. Rows must be in the order of (key, time)."""
     _, same = compare_adjacent(flat_columns(rows, ("key",)), rows.num_rows)
     times = rows.column("time").to_numpy()
     return np.concatenate([[0], np.flatnonzero(~same | (times[1:] != times[:-1])) + 1])
 
 
 def _pairs(rows: pa.Table) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
-    """The row before and the row after each change, -1 for none. In a group, removed rows come before added ones."""
+    """The index of the row before and of the row after each change, -1 for none. In a group, removed rows come before added ones."""
     starts = _starts(rows)
     count = rows.num_rows
     is_added = pc.is_in(rows.column("change").cast(pa.string()), value_set=pa.array([INSERT, UPDATE_AFTER])).to_numpy()
@@ -283,7 +286,7 @@ def _pairs(rows: pa.Table) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndar
     removed = sizes - added
     group = np.repeat(np.arange(len(starts)), sizes)
     place = np.arange(count) - starts[group]
-    # The partner of the nth removed row is the nth added one, `removed` rows further on.
+    # The partner of the nth removed row is the nth added row, `removed` rows further on.
     partner = np.where(place < added[group], np.arange(count) + removed[group], -1)
     is_pair = ~is_added & (partner >= 0)
     is_second = is_added & (place - removed[group] < removed[group])

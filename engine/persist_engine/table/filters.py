@@ -20,23 +20,23 @@ from persist_engine.rows.predicate_text import filter_of
 from persist_engine.table.columns import Columns
 
 Where: TypeAlias = str | Predicate | Sequence[Any] | pc.Expression
-"""A condition: SQL such as `price > 10 AND name IN ('a', 'b')`; tuples such as `[("price", ">", 10)]`, all of which hold, or lists of such
-lists, one of which holds; an expression such as `pyarrow.compute.field("price") > 10`; a predicate of the engine."""
+"""A condition: SQL such as `price > 10 AND name IN ('a', 'b')`; tuples such as `[("price", ">", 10)]`, all of which must hold, or a list of
+such lists, at least one of which must hold; an expression such as `pyarrow.compute.field("price") > 10`; a predicate of the engine."""
 
 _ALLOWED = "SQL text, a list of (column, operator, value), or an expression of pyarrow.compute"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What a row must fulfil: a predicate, or an expression, or nothing."""
+    """The condition that a row must fulfil: a predicate, an expression, or none."""
 
     predicate: Predicate | None = None
     expression: pc.Expression | None = None
 
     @classmethod
     def of(cls, where: Where | None, columns: Columns) -> Condition:
-        """InvalidUsage for a column that the table lacks, for a value that does not compare with its column, and for what is no
-        condition.
+        """The condition that `where` stands for. Raises InvalidUsage for a column that the table lacks, for a value that does not compare
+        with its column, and for anything that is not a condition.
         """
         if where is None:
             return cls()
@@ -51,8 +51,8 @@ class Condition:
         return rows if self.expression is None else rows.filter(self.expression)
 
     def mask(self, rows: pa.Table) -> pa.Array:
-        """For each row of columns side by side, whether it fulfils the expression; no nulls."""
-        # No column of a table has an empty name.
+        """Whether each row of columns side by side fulfils the expression; without nulls."""
+        # The name of the added column is empty, because no column of a table has an empty name.
         numbered = rows.append_column("", pa.array(np.arange(rows.num_rows)))
         mask = np.zeros(rows.num_rows, np.bool_)
         mask[numbered.filter(self.expression).column("").to_numpy()] = True
@@ -65,7 +65,7 @@ class Condition:
 
     @property
     def shown(self) -> str:
-        """For people."""
+        """The condition as text, for people."""
         return str(self.expression if self.predicate is None else self.predicate)
 
 

@@ -1,7 +1,7 @@
 """Frames of other libraries as Arrow tables and streams.
 
-Accepts what exports Arrow, pandas DataFrames, lists of dicts and dicts of lists. No library is imported for this: each is recognized by
-what its objects offer. Which columns a table takes is decided in columns.py.
+Accepts objects that export Arrow, pandas DataFrames, lists of dicts and dicts of lists. Imports no library for this: it recognizes each by
+the methods of its objects. columns.py decides which columns a table takes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Frame = Any
 
 W = TypeVar("W")
 
-#: An upsert compares its rows with each other, in memory. A stream with more of them is refused before it takes all there is.
+#: The limit on the rows of an upsert, which compares its rows with each other in memory. A longer stream is refused before it fills the
+#: memory.
 UPSERT_BYTES_MAX = 1 << 30
 _WANTED = (
     "a DataFrame of pandas or polars, a pyarrow Table, RecordBatch or RecordBatchReader, anything with __arrow_c_stream__, "
@@ -36,10 +37,11 @@ _WANTED = (
 
 
 def tables_of(frame: Frame, wanted: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of `frame` as Arrow tables, of a stream one batch at a time. At least one, possibly without rows, shows the columns.
+    """The rows of `frame` as Arrow tables; of a stream, one batch at a time. Yields at least one table, possibly without rows, which shows
+    the columns.
 
-    `wanted` gives Python values their types where it has a column of that name. InvalidUsage for what is no frame. SchemaMismatch names the
-    columns whose values have no common type, or not the wanted one. Errors of a stream pass through.
+    Python values get the type of the column of the same name in `wanted`. Raises InvalidUsage if `frame` is not a frame. Raises
+    SchemaMismatch, which names the columns, if their values have no common type, or not the wanted one. Passes errors of a stream through.
     """
     stream = streamed(frame)
     if stream is None:
@@ -61,9 +63,9 @@ def fitted(
     newer: Callable[[Columns], tuple[W, Columns] | None],
     coerce: Coerce | None,
 ) -> tuple[W, Columns, Iterator[pa.Table]]:
-    """The rows of `frame` fitted to the columns of `current`, a stream one batch at a time. Only the newest schema refuses them: if the
-    first do not fit, they are fitted to what `newer` finds, which is returned. SchemaMismatch, also when the schema evolves in the midst of
-    a stream, whose first rows cannot be read again.
+    """The rows of `frame`, fitted to the columns of `current`; a stream is fitted one batch at a time. Only the newest schema may refuse
+    them: if the first rows do not fit, they are fitted to the schema that `newer` finds, and that is returned. Raises SchemaMismatch if
+    they do not fit, and if the schema evolves in the middle of a stream, whose first rows cannot be read again.
     """
     stream = streamed(frame)
     pieces = iter(()) if stream is None else tables_of(stream, pa.schema([]))
@@ -101,7 +103,7 @@ def evolved() -> SchemaMismatch:
 
 
 def held(frame: Frame, wanted: pa.Schema) -> pa.Table:
-    """All rows of a stream. InvalidUsage for more than an upsert holds."""
+    """All rows of a stream. Raises InvalidUsage for more than an upsert holds."""
     pieces: list[pa.Table] = []
     size = 0
     for piece in tables_of(frame, wanted):
@@ -116,7 +118,7 @@ def held(frame: Frame, wanted: pa.Schema) -> pa.Table:
 
 
 def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:
-    """All rows of `frame` in memory. As `tables_of`."""
+    """All rows of `frame` in memory. Raises the errors of `tables_of`."""
     if isinstance(frame, pa.Table):
         return frame
     if isinstance(frame, pa.RecordBatch):
@@ -142,7 +144,7 @@ def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:
 
 
 def streamed(frame: Frame) -> pa.RecordBatchReader | Iterator[pa.Table] | None:
-    """`frame` as a stream, when it is one; None when its rows are in memory anyway and other ways are shorter."""
+    """`frame` as a stream, if it is one. None if its rows are in memory anyway, so that other ways are shorter."""
     if isinstance(frame, pa.RecordBatchReader | Iterator):
         return frame
     is_held = isinstance(frame, pa.Table | pa.RecordBatch) or _is_pandas(frame) or hasattr(frame, "__len__")
@@ -157,8 +159,8 @@ def _is_pandas(frame: Frame) -> bool:
 
 
 def _from_pandas(frame: Frame, wanted: pa.Schema | None) -> pa.Table:
-    """Columns, and levels of the index that have a name. An index without a name numbers rows, and is left out. NaN is null. Only maps,
-    which pandas has as dicts or pairs, need the wanted type.
+    """Takes the columns, and the levels of the index that have a name. An index without a name only numbers the rows, and is left out. NaN
+    becomes null. Only maps, which are dicts or pairs in pandas, need the wanted type.
     """
     maps = [] if wanted is None else [field.name for field in wanted if holds_maps(field.type)]
     if any(name is not None for name in frame.index.names):
@@ -183,7 +185,7 @@ def _from_pandas(frame: Frame, wanted: pa.Schema | None) -> pa.Table:
 
 
 def _from_dicts(rows: Sequence[Mapping[str, Any]], wanted: pa.Schema | None) -> pa.Table:
-    """A key that a row lacks is null there."""
+    """Takes the keys of all rows as columns. A key that a row lacks is null there."""
     names = list(dict.fromkeys(chain.from_iterable(rows)))
     if not rows:
         return (pa.schema([]) if wanted is None else wanted).empty_table()
@@ -215,8 +217,8 @@ def _from_lists(columns: Mapping[str, Any], wanted: pa.Schema | None) -> pa.Tabl
 
 
 def _array(name: str, values: Any, kind: pa.DataType | None) -> pa.Array | pa.ChunkedArray:
-    """Values in the type that they have by themselves, so that what the table's type would cut is seen. In the table's type where Python's
-    own types say less: decimals, structs, lists, maps, and values that are all null.
+    """The values in the type that Arrow infers, so that values which the table's type would truncate are detected. Decimals, structs,
+    lists, maps, and values that are all null get the table's type, because Python's own types say less.
     """
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
@@ -245,7 +247,9 @@ def _exact(value: Any) -> Any:
 
 
 def _check_instants(values: Sequence[Any]) -> None:
-    """TypeError for what Arrow takes for something else: times without a zone beside others, as UTC; nanoseconds, as none."""
+    """Raises TypeError for values that Arrow would misread: with times of both kinds, it takes those without a zone for UTC, and it drops
+    nanoseconds.
+    """
     times = [value for value in values if isinstance(value, datetime)]
     if len({value.tzinfo is None for value in times}) > 1:
         raise TypeError("some of its times have a zone, and some have none: give all of them one")
@@ -254,7 +258,7 @@ def _check_instants(values: Sequence[Any]) -> None:
 
 
 def _why(error: Exception, values: Any) -> str:
-    """What Arrow says of `values`, on one line; without the types of C and Python where it says no more than those."""
+    """Arrow's error about `values` on one line. If the error only names types of C and Python, a plainer text."""
     text = _first_line(error)
     if isinstance(error, OverflowError) and "int too" in text:
         return "some numbers do not fit BIGINT"

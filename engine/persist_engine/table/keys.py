@@ -1,6 +1,6 @@
-"""Rows by their keys: one row of each key, and the rows whose keys are among others. Vectorised.
+"""Selects rows by their keys: one row of each key, and the rows with one of some given keys. Vectorised.
 
-Keys are equal as the engine says: -0.0 is 0.0, NaN is NaN, null is null.
+Keys are equal as the engine defines it: -0.0 equals 0.0, NaN equals NaN, null equals null.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _KEYS_SHOWN = 3
 
 
 def one_per_key(structs: pa.Table, order: pa.ChunkedArray | None, *, order_by: str | None) -> pa.Table:
-    """The rows in the order of their keys, one of each key, as `last_of_each_key` chooses. InvalidUsage names keys that have no last row,
-    and refuses a column `order_by` whose values have no order.
+    """The rows in the order of their keys, one for each key, as `last_of_each_key` chooses. Raises InvalidUsage, which names the keys, when
+    some have no last row, and for a column `order_by` whose values have no order.
     """
     if order is not None and pa.types.is_nested(order.type):
         raise InvalidUsage(f"order_by: {order_by} is {print_type(order.type)}, which has no order")
@@ -58,7 +58,7 @@ def _comparable(order: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 class KeySet:
-    """The keys of some rows, to find the rows of a table that have them. At least one row."""
+    """The keys of some rows (at least one), to find the rows of a table that have them."""
 
     def __init__(self, structs: pa.Table, schema: Schema, seed: UInt64s) -> None:
         self._keys = structs.select(["key"]).combine_chunks()
@@ -67,16 +67,16 @@ class KeySet:
 
     @cached_property
     def _hashes(self) -> pa.Array:
-        """Those of the keys. Made when there is something to look for."""
+        """The hashes of the keys. They are computed at first use."""
         return pa.array(self._hash(self._keys.column("key")))
 
     @property
     def predicate(self) -> Predicate | None:
-        """A condition that every row with one of the keys fulfils, so that parts without them are not read; None when there is none."""
+        """A condition that every row with one of the keys fulfils, so that parts without these keys are not read. None if there is none."""
         return condition_of(self._keys.column("key"), self._schema)
 
     def candidates(self, updates: pa.Table) -> pa.Table:
-        """Rows of which some may have one of the keys; all that have one are among them."""
+        """The rows that may have one of the keys. All rows that do have one are among them."""
         found = pc.is_in(pa.array(self._hash(updates.column("key"))), value_set=self._hashes)
         return updates if pc.all(found).as_py() else updates.filter(found)
 

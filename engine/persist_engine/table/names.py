@@ -1,9 +1,9 @@
 """Names of tables in the registry of a store.
 
-A table that Python creates has the owner `sql/NAMESPACE/NAME`, as a table that CREATE TABLE of the Spark catalog creates. It is one kind of
-table, so each of the two finds, and drops, what the other made, and a name is taken in both or in none. `orders` stands for
-`default.orders`, because an owner has a namespace and `default` is the one that Spark has in mind without another. Tables of other owners,
-such as the resources of an operator, are found by their names too. Their owners create, rename and delete them.
+A table that Python creates has the owner `sql/NAMESPACE/NAME`, like a table that CREATE TABLE of the Spark catalog creates. So Python and
+Spark find, and drop, each other's tables, and a name is taken in both or in neither. `orders` stands for `default.orders`, because an owner
+has a namespace, and `default` is Spark's default namespace. Tables of other owners, such as the resources of an operator, are found by
+their names, too. Their owners create, rename and delete them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from persist_engine.model.ownership import Owner
 #: The operator of tables that SQL and Python create.
 OPERATOR = "sql"
 NAMESPACE = "default"
-#: A key of the log holds the name, quoted; this is longer than any name of a database.
+#: The limit on the length of a name, because a key of the log holds it, quoted. It is more than other databases allow.
 _CHARS_MAX = 255
 _ADDRESS = "://"
 
@@ -35,23 +35,23 @@ class Named:
 
     @property
     def is_ours(self) -> bool:
-        """Whether SQL or Python created it, so that they may rename and drop it."""
+        """Whether SQL or Python created the shard, so that they may rename and drop it."""
         return self.owner is not None and self.owner.operator_id == OPERATOR
 
     @property
     def name(self) -> str:
-        """The shortest text that always leads to it: NAME, NAMESPACE.NAME, OPERATOR.NAMESPACE.NAME, or the id of a shard without owner."""
+        """The shortest text that always leads to the shard: NAME, NAMESPACE.NAME, OPERATOR.NAMESPACE.NAME, or its id if it has no owner."""
         return self.shard_id if self.owner is None else shown(self.owner)
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What an error says to do next, in Python or as commands."""
+    """How errors say what to do next, in Python or as commands."""
 
     create: Callable[[str], str]
-    """How to create the table of a name that leads to none."""
+    """How to create a table if the name leads to none."""
     taken: Callable[[str], str]
-    """What to do about a name that leads to a table already."""
+    """What to do if the name leads to a table already."""
 
 
 PYTHON = Hints(
@@ -61,8 +61,8 @@ PYTHON = Hints(
 
 
 def shown(owner: Owner) -> str:
-    """See `Named.name`. What would not lead back so is OPERATOR/NAMESPACE/NAME, quoted: a name with a dot, the name that is the id of a
-    shard, and others that only SQL gives.
+    """See `Named.name`. If that text would not lead back to the owner, it is OPERATOR/NAMESPACE/NAME, quoted. This is so for a name with a
+    dot, a name that is the id of a shard, and other names that only SQL allows.
     """
     fields: tuple[str, ...] = (owner.operator_id, owner.namespace, owner.name)
     if owner.operator_id == OPERATOR:
@@ -73,7 +73,7 @@ def shown(owner: Owner) -> str:
 
 
 def new_owner(name: str) -> Owner:
-    """The owner of a table to create as NAME or NAMESPACE.NAME. InvalidUsage for other texts, and for what looks like the id of a shard."""
+    """The owner of a table to create as NAME or NAMESPACE.NAME. Raises InvalidUsage for other texts, and for the id of a shard."""
     fields = _fields(name)
     if len(fields) > 2:
         raise InvalidUsage(
@@ -83,8 +83,9 @@ def new_owner(name: str) -> Owner:
 
 
 def resolved(client: PersistClient, name: str) -> Named:
-    """The shard that `name` leads to: the id of a shard; NAME or NAMESPACE.NAME of a table that SQL or Python created; else the only shard
-    that a resource of this name owns. ShardNotFound, with near names, and InvalidUsage, with all of them, when several have the name.
+    """The shard to which `name` leads: the shard with this id; the table NAME or NAMESPACE.NAME that SQL or Python created; else the only
+    shard that a resource of this name owns. Raises ShardNotFound, with near names. Raises InvalidUsage, with all of them, when several
+    shards have the name.
     """
     if not isinstance(name, str):
         raise InvalidUsage(f"the name of a table is a text, not {name!r}")
@@ -113,7 +114,7 @@ def listed(client: PersistClient) -> list[Named]:
 
 @contextmanager
 def of_table(name: str) -> Iterator[None]:
-    """Raises the errors of the block that a caller can mend, under their own types, with the table's name before their text."""
+    """A context that puts the table's name before the text of errors that a caller can correct. Their types stay."""
     try:
         yield
     except (InvalidUsage, InvariantViolated) as error:
@@ -137,7 +138,7 @@ def _as_id(name: str) -> ShardId | None:
 
 
 def _refuse_address(name: str) -> None:
-    """InvalidUsage for an address of a store, without its password: in the place of a name it is a slip."""
+    """Raises InvalidUsage if `name` is the address of a store, which is a mistake. The message does not show a password."""
     if _ADDRESS in name:
         raise InvalidUsage(f"{shown_url(name)} is an address of a store, and no name of a table: give it to `connect`")
 
@@ -157,5 +158,5 @@ def _fields(name: str) -> list[str]:
 
 
 def _is_field(text: str) -> bool:
-    """Whether a name may have this text between dots."""
+    """Whether `text` may be one of the fields of a name that dots separate."""
     return bool(text) and text == text.strip() and text.isprintable() and "." not in text and "/" not in text

@@ -1,4 +1,6 @@
-"""Readable: the forms in which all rows of a table are read. Each is that of a scan of the table, which alone knows how rows are read."""
+"""Readable: the forms in which all rows of a table can be read. Each method calls that of a scan, because only a scan knows how rows are
+read.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Readable(Bound, ABC):
-    """What has a scan, of the rows as they are now or as they were."""
+    """A base of classes with a method `scan`, for the rows as they are now or as they were."""
 
     @abstractmethod
     def scan(self, *, at: Time | None = None) -> Scan:
         """The rows as they are now, or as they were at a time."""
 
     def head(self, rows: int = 5) -> pa.Table:
-        """The first rows in the order of their keys, as a pyarrow Table. Reads little more than they need.
+        """The first rows in the order of their keys, as a pyarrow Table. Reads little more than these rows.
 
         >>> orders.head(1).to_pylist()
         [{'id': 1, 'name': 'ada'}]
@@ -34,8 +36,8 @@ class Readable(Bound, ABC):
         return self.scan().head(rows)
 
     def at(self, time: Time) -> Scan:
-        """The rows as they were at a time: ISO 8601 with its zone, a datetime, `-1h`, or a number as `Scan.time` shows it. After the last
-        write they are those of the last write. InvalidUsage for a time in the future.
+        """The rows as they were at a time: ISO 8601 with its zone, a datetime, `-1h`, or a number as `Scan.time` shows it. At a time after
+        the last write, they are the rows of the last write. Raises InvalidUsage for a time in the future.
 
         >>> before = orders.last_time
         >>> orders.delete("id = 1").deleted, orders.at(before).count()
@@ -68,7 +70,7 @@ class Readable(Bound, ABC):
         return self.scan().to_pandas(**options)
 
     def to_polars(self) -> pl.DataFrame:
-        """All rows as a polars DataFrame. InvalidUsage without polars.
+        """All rows as a polars DataFrame. Raises InvalidUsage without polars.
 
         >>> orders.to_polars()["id"].to_list()
         [1, 2]
@@ -76,7 +78,7 @@ class Readable(Bound, ABC):
         return self.scan().to_polars()
 
     def to_duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
-        """All rows as a relation of DuckDB. As `Scan.to_duckdb`.
+        """All rows as a relation of DuckDB, like `Scan.to_duckdb`.
 
         >>> orders.to_duckdb().aggregate("max(name)").fetchall()
         [('lin',)]
@@ -84,7 +86,7 @@ class Readable(Bound, ABC):
         return self.scan().to_duckdb(connection)
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """All rows as dicts; for few rows.
+        """All rows as dicts. This is for few rows.
 
         >>> orders.to_pylist()
         [{'id': 1, 'name': 'ada'}, {'id': 2, 'name': 'lin'}]

@@ -1,7 +1,7 @@
-"""The handles that the calls of one table share, and their end when nothing uses them any more.
+"""The handles that the calls of one table share. They expire when nothing uses them any more.
 
-A leased reader holds the shard's since, so a table that is merely kept, in a notebook for a week, must have none. This module owns when
-such a handle opens and when it expires. It knows nothing of what is read or written through it.
+A leased reader holds the shard's since. So a table object that stays unused, for example in a notebook for a week, must have no reader.
+This module owns when these handles open and when they expire. It knows nothing of what is read or written through them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: What the handles of tables say they are for.
+#: The purpose with which tables register their handles.
 PURPOSE = "table"
-#: An unused handle expires after this: long enough for a notebook's next cell, short enough that no retention feels it.
+#: An unused handle expires after this time. It is long enough for a notebook's next cell, and too short to matter for retention.
 IDLE_S = 20.0
 
 H = TypeVar("H", bound=Expiring)
 
 
 class Shared(Generic[H]):
-    """Lends one handle to any number of users. Thread-safe. Opens it when it is needed, replaces it when `is_stale` says so, and expires it
-    when it was not used for IDLE_S.
+    """Lends one handle to any number of users. Thread-safe. Opens it when it is needed, replaces it when `is_stale` is true of it, and
+    expires it when it was not used for IDLE_S.
     """
 
     def __init__(self, open_handle: Callable[[], H], is_stale: Callable[[H], bool], machine: Machine) -> None:
@@ -83,7 +83,7 @@ class Shared(Generic[H]):
         with self._lock:
             handle = self._handle
             if handle is not None and self._is_stale(handle):
-                if id(handle) not in self._users:  # else its last user expires it
+                if id(handle) not in self._users:  # otherwise its last user expires it
                     self._expire(handle)
                 handle = None
             if handle is None:
@@ -124,24 +124,24 @@ class Shared(Generic[H]):
     def _expire(self, handle: H) -> None:
         try:
             handle.expire()
-        except (PersistError, OSError) as error:  # its lease lapses by itself
+        except (PersistError, OSError) as error:  # its lease lapses later
             _log.warning("could not expire %s: %s", handle, error, extra={"shard": self._machine.shard_id})
 
 
 class SharedReader(Shared["ReadHandle"]):
     """Lends a leased reader with the shard's newest schema.
 
-    While reads go on for longer than the shard's retention, the reader lets go of the times that the retention has passed.
+    If reads go on for longer than the shard's retention, the reader releases the times that the retention has passed.
     """
 
     def __init__(self, open_reader: Callable[..., ReadHandle], machine: Machine) -> None:
-        """`open_reader` opens one with the newest schema, or with the one that it is given."""
+        """`open_reader` opens a reader with the newest schema, or with the schema that it is given."""
         super().__init__(open_reader, lambda reader: has_lapsed(reader, machine), machine)
         self._open_with = open_reader
 
     @contextmanager
     def lent_with(self, schema: Schema) -> Iterator[ReadHandle]:
-        """A reader with `schema`, which the table had: one of its own when the table has a later one by now."""
+        """A reader with `schema`, which the table has or had. If the table has a later schema by now, this is a separate reader."""
         with self.lent() as reader:
             if reader.schema == schema:
                 yield reader
@@ -160,14 +160,14 @@ class SharedReader(Shared["ReadHandle"]):
 
 
 def has_lapsed(reader: ReadHandle, machine: Machine) -> bool:
-    """Whether a reader shows an older schema, or lost its lease: after a machine slept, before its heartbeat has noticed."""
+    """Whether a reader shows an older schema, or lost its lease. Its heartbeat may not have noticed that yet, after a machine slept."""
     known = machine.state.leased_readers.get(reader.reader_id)
     is_late = known is None or expires_after_ms(known) < machine.env.now_ms()
     return is_late or reader.since.is_empty() or reader.schema != machine.schema
 
 
 def can_let_since_go(state: ShardState, *, is_ours: bool) -> bool:
-    """Whether `TableWriter.let_since_go` would move since, as far as no reader holds it."""
+    """Whether `TableWriter.let_since_go` would move since, if no reader holds it."""
     held, since, upper = retained_since(state), state.trace.since, state.trace.upper
     if upper.time is None:
         return False

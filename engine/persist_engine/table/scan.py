@@ -1,4 +1,4 @@
-"""Scan: the rows of a table at one time, read when they are asked for.
+"""Scan: the rows of a table at one time, which are read when a caller requests them.
 
 This module owns the forms in which rows leave a table. It knows nothing of how they are stored, and writes nothing.
 """
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from persist_engine.client.read.handle import ReadHandle
     from persist_engine.client.read.snapshot import SinceAhead, Snapshot
 
-#: Rows that a notebook shows.
+#: The number of rows that a notebook shows.
 PREVIEW_ROWS = 10
-#: Memory of a read of the first rows, and for each of them. It bounds what is fetched ahead of the last one.
+#: The memory of a read of the first rows, and the memory for each of them. It bounds what is fetched beyond the last one.
 FIRST_BYTES, FIRST_ROW_BYTES = 4 << 20, 256
 
 Lend: TypeAlias = "Callable[[], AbstractContextManager[ReadHandle]]"
@@ -39,8 +39,8 @@ class Scan(
     Bound, elsewhere="send its rows (to_arrow), or connect again and scan at the same time: db[name].at(scan.time)"
 ):
     """Rows of one table at one time, chosen when the scan was made, with the columns of that moment. Reading may be repeated and gives the
-    same rows. Nothing is read, and nothing is held, before one of the methods below is called; InvalidUsage once the time can no longer be
-    read.
+    same rows. A scan reads and holds nothing before one of the methods below is called. These raise InvalidUsage once the time can no
+    longer be read.
 
     Exports Arrow (`__arrow_c_stream__`), so that DuckDB, polars, pandas and pyarrow read a scan directly.
 
@@ -64,11 +64,11 @@ class Scan(
         self._name, self._lend, self._columns = name, lend, columns
         self._condition, self._shown, self._limit, self._nested = condition, shown, limit, nested
         self.time = time
-        """The time whose rows these are; None for a table that nothing was written to."""
+        """The time whose rows these are; None if nothing was written to the table."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, in their order; of a nested scan `key` and `val`.
+        """The columns, in their order; `key` and `val` for a nested scan.
 
         >>> orders.scan(columns=["name"]).schema.names
         ['name']
@@ -83,7 +83,7 @@ class Scan(
     def scan(
         self, where: Where | None = None, columns: Sequence[str] | None = None, *, nested: bool | None = None
     ) -> Scan:
-        """Fewer rows and columns at the same time. Only of a scan that has all of them. `nested` None: as this scan.
+        """A scan of fewer rows and columns at the same time. Only for a scan that has all of them. `nested` None: as in this scan.
 
         >>> orders.at(orders.last_time).scan("id = 2", ["name"]).to_pylist()
         [{'name': 'lin'}]
@@ -105,8 +105,8 @@ class Scan(
         )
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The rows as a stream of record batches, within about 256 MiB however many rows there are. Read it to its end or let go of it:
-        until then the rows are kept from collection.
+        """The rows as a stream of record batches, within about 256 MiB however many rows there are. Read it to its end or drop it: until
+        then, the rows are protected from collection.
 
         >>> sum(batch.num_rows for batch in orders.scan().to_reader())
         2
@@ -128,7 +128,7 @@ class Scan(
             return pa.Table.from_batches(map(self._flat, rows.to_batches()), schema=self.schema)
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`. InvalidUsage without pandas.
+        """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`. Raises InvalidUsage without pandas.
 
         >>> orders.scan(columns=["id"]).to_pandas()["id"].tolist()
         [1, 2]
@@ -139,7 +139,7 @@ class Scan(
             raise InvalidUsage("to_pandas needs the package pandas, which is not installed") from error
 
     def to_polars(self) -> pl.DataFrame:
-        """The rows as a polars DataFrame. InvalidUsage without polars.
+        """The rows as a polars DataFrame. Raises InvalidUsage without polars.
 
         >>> orders.scan(columns=["id"]).to_polars()["id"].to_list()
         [1, 2]
@@ -154,7 +154,7 @@ class Scan(
 
     def to_duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
         """The rows as a relation of DuckDB, of its default connection or of `connection`: `scan.to_duckdb().aggregate("sum(price)")`. They
-        are read into memory once, so the relation can be used again and again. InvalidUsage without duckdb.
+        are read into memory once, so the relation can be used many times. Raises InvalidUsage without duckdb.
 
         To read once and in bounded memory, name the scan in SQL instead: `duckdb.sql("select sum(price) from scan")`.
 
@@ -168,7 +168,8 @@ class Scan(
         return (duckdb if connection is None else connection).from_arrow(self.to_arrow())
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """The rows as dicts, maps as dicts too; for few rows. InvalidUsage for dates and instants in years that Python does not have.
+        """The rows as dicts, with maps as dicts, too. This is for few rows. Raises InvalidUsage for dates and instants in years that Python
+        does not have.
 
         >>> orders.scan("id = 1").to_pylist()
         [{'id': 1, 'name': 'ada'}]
@@ -177,7 +178,7 @@ class Scan(
             return python_rows(self.to_arrow())
 
     def count(self) -> int:
-        """The number of rows. Reads only parts that statistics do not decide.
+        """The number of rows. Reads only the parts for which statistics do not suffice.
 
         >>> orders.scan([("id", ">", 1)]).count()
         1
@@ -206,7 +207,7 @@ class Scan(
         return preview_html(f"{self._name} {at}", rows, rows_max=PREVIEW_ROWS)
 
     def head(self, rows: int = 5) -> pa.Table:
-        """The first rows, in the order of their keys. Reads only the parts that they need, and what is being fetched ahead.
+        """The first rows, in the order of their keys. Reads only the parts that they need, and what is fetched ahead.
 
         >>> orders.scan().head(1).to_pylist()
         [{'id': 1, 'name': 'ada'}]
@@ -249,7 +250,7 @@ class Scan(
         from persist_engine.client.read.snapshot import SinceAhead
 
         assert self.time is not None
-        # An expression does not say which columns it needs.
+        # An expression does not show which columns it needs, so read all.
         needed = None if self._shown is None or self._condition.expression is not None else self._shown
         answer = reader.snapshot(
             self.time,
@@ -262,13 +263,13 @@ class Scan(
 
 
 def checked_limit(name: str, limit: int) -> int:
-    """`limit`, a number of rows. InvalidUsage for what is none."""
+    """Returns `limit`. Raises InvalidUsage if it is not a number of rows."""
     if type(limit) is not int or limit < 0:
         raise InvalidUsage(f"table {name}: a limit is a whole number of rows from 0 on, not {limit!r}")
     return limit
 
 
 def gone(time: int, answer: SinceAhead) -> str:
-    """Why `time` cannot be read any more, and what can."""
+    """The message that says why `time` can no longer be read, and which times can."""
     since = "none" if answer.since.time is None else dated(answer.since.time)
     return f"the rows at {dated(time)} can no longer be read; the earliest time is {since}. `retain` says how long times stay readable"

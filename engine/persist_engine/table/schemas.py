@@ -20,21 +20,21 @@ from persist_engine.table.frames import Frame, table_of
 Fields: TypeAlias = str | pa.Schema
 """Columns with their types: DDL such as `id BIGINT, name STRING`, or a pyarrow schema."""
 
-#: Of a decimal of a table.
+#: The greatest number of digits of a table's decimals.
 DIGITS_MAX = 38
 
 
 def declared(key: Fields, value: Fields) -> Schema:
-    """The schema with these columns. InvalidUsage names the side and the field that no table can hold."""
+    """The schema with these columns. Raises InvalidUsage, which names the side and the field, if no table can hold them."""
     return Schema(_fields(key, "key"), _fields(value, "value"))
 
 
 def inferred(like: Frame | pa.Schema, key: str | Sequence[str], coerce: Coerce | None = None) -> Schema:
-    """The schema of a frame, or of a pyarrow schema, with the columns `key` as the key. Types that no table holds become the next that
-    holds their values: large text, views and dictionaries text, unsigned numbers wider ones, instants of coarser units microseconds, and
-    with `coerce` nanoseconds too.
+    """The schema of a frame, or of a pyarrow schema, with the columns `key` as the key. A type that no table holds becomes the next type
+    that holds its values: large text, views and dictionaries become text, unsigned numbers wider ones, instants of coarser units
+    microseconds and, with `coerce`, so do nanoseconds.
 
-    InvalidUsage names a column of the key that is not there, and a column of another type.
+    Raises InvalidUsage, which names a column of the key that does not exist, and a column of any other type.
     """
     names = [name.strip() for name in key.split(",")] if isinstance(key, str) else list(key)
     schema = like if isinstance(like, pa.Schema) else table_of(like).schema
@@ -56,7 +56,9 @@ def inferred(like: Frame | pa.Schema, key: str | Sequence[str], coerce: Coerce |
 
 
 def altered(schema: Schema, *, add: Fields | None, widen: Mapping[str, str] | None) -> Schema:
-    """`schema` with more columns in the value, and with wider numbers. InvalidUsage for a column that is there, or is not."""
+    """`schema` with more columns in the value, and with wider numbers. Raises InvalidUsage for a column to add that exists, and for one to
+    widen that does not.
+    """
     columns = Columns(schema)
     val = {field.name: field for field in schema.val}
     for field in () if add is None else _fields(add, "add"):
@@ -113,7 +115,7 @@ def _stored(field: pa.Field) -> pa.DataType:
 
 
 def _within(name: str, kind: pa.DataType) -> pa.DataType:
-    """The type of a table for values within a list or a map, where nothing is NOT NULL."""
+    """The table's type for values within a list or a map, where nothing is NOT NULL."""
     stored = _stored(pa.field(name, kind))
     if not pa.types.is_struct(stored):
         return stored

@@ -1,6 +1,6 @@
 """Table: one named collection of rows, in the shape that users of deltalake and pyiceberg know.
 
-A thin layer over the handles of `client`: whatever it does, they can do. It owns no thread and holds nothing while nothing is read.
+It is a thin layer over the handles of `client`, which can do the same. It owns no thread, and holds nothing while nothing is read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from persist_engine.table.readers import PURPOSE, SharedReader, can_let_since_go
 from persist_engine.table.schemas import Fields, altered
 from persist_engine.table.times import NEVER, Span, Time, readable, retained, retained_in_words, time_of_clock
 
-# What reads rows, writes, walks the log or repairs loads with its first use: a process that does one of them loads no other.
+# Code that reads rows, writes, walks the log or repairs is imported at its first use, so that a process loads only what it uses.
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
@@ -51,10 +51,9 @@ if TYPE_CHECKING:
 class Table(Readable, elsewhere="in another process, connect again and take the table by its name"):
     """A table of a `Database`. Thread-safe. Two objects of one table see the same rows.
 
-    Rows have the columns of the key and of the value side by side. A key may have several rows, which `append` adds as they come; `upsert`
-    leaves one. Every write is one commit, at a time of its own: the wall clock in milliseconds, or one more than the write before (see
-    `Database.create`), and later than all writes before it.
-    InvalidUsage (SchemaMismatch for columns and types) names the table, and nothing was written.
+    Rows have the columns of the key and of the value side by side. A key may have several rows: `append` adds rows as they come, `upsert`
+    leaves one. Every write is one commit at a time of its own, later than all writes before it: the wall clock in milliseconds, or one more
+    than the last write (see `Database.create`). InvalidUsage (SchemaMismatch for columns and types) means that nothing was written.
 
     >>> orders.upsert([{"id": 1, "name": "eva"}]), orders.scan("name LIKE 'e%'").to_pylist()  # doctest: +ELLIPSIS
     (Written(at ..., inserted=1, deleted=1), [{'id': 1, 'name': 'eva'}])
@@ -73,7 +72,7 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
 
     @property
     def name(self) -> str:
-        """The text that leads to it in its database.
+        """The text that leads to the table in its database.
 
         >>> orders.name
         'orders'
@@ -82,7 +81,7 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
 
     @property
     def id(self) -> ShardId:
-        """The id of its shard, which every command and the handles of `PersistClient` take.
+        """The id of its shard, which all commands and the handles of `PersistClient` accept.
 
         >>> db.table(orders.id) is orders
         True
@@ -135,14 +134,14 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         txn: Txn | None = None,
         commit_info: CommitInfo | None = None,
     ) -> Written:
-        """Adds rows, however often they come. A stream is staged batch by batch, and becomes visible at once. Lost races are retried.
+        """Adds rows, also rows that exist already. A stream is staged batch by batch and becomes visible as a whole. Retries lost races.
 
-        Columns are matched by name. Values become the table's types where nothing is lost: numbers that fit, instants of coarser units,
-        text of any layout. Nanoseconds, which pandas gives its times, are refused, here and in the other writes, unless `coerce` is "us"
-        or, to cut digits off, "truncate". In pandas' columns NaN is null. With `txn` the write happens once: see notes/transactions.py.
+        Columns are matched by name. Values are converted to the table's types where nothing is lost: numbers that fit, instants of coarser
+        units, text of any layout. Nanoseconds, as in pandas' times, are refused, here and in the other writes, unless `coerce` is "us" or,
+        to cut digits off, "truncate". In pandas' columns NaN is null. With `txn` the write happens once: see notes/transactions.py.
 
-        `commit_info`, here and in the other writes, says why: names with texts or numbers, up to 4 KiB as JSON, that `history` shows.
-        A call that writes nothing leaves none.
+        `commit_info`, here and in the other writes, is metadata that `history` shows: names with texts or numbers, up to 4 KiB as JSON. A
+        call that writes nothing does not store it.
 
         >>> orders.append([{"id": 3, "name": "eve"}], commit_info={"load": 7}).inserted
         1
@@ -159,11 +158,11 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         txn: Txn | None = None,
         commit_info: CommitInfo | None = None,
     ) -> Written:
-        """Makes each row the only row of its key. Other keys stay; rows that are there already cost no update. Lost races are retried.
+        """Makes each row the only row of its key. Other keys stay. Rows that exist already cost no update. Lost races are retried.
 
-        Of several rows of a key the one with the greatest value in the column `order_by` wins, null being the least; the column is one of
-        the table or comes beside them. InvalidUsage, and nothing is written, when several rows share that value, or there is no `order_by`,
-        and they differ. All rows are in memory: a stream with more than 1 GiB of them is refused.
+        If a key has several rows, the row with the greatest value in the column `order_by` wins; null is the least. The column may be one
+        of the table or an additional one. Raises InvalidUsage, and writes nothing, when different rows of a key share the greatest value,
+        or when there is no `order_by`. All rows are in memory: a stream with more than 1 GiB of them is refused.
 
         >>> done = orders.upsert([{"id": 2, "name": "lena"}, {"id": 3, "name": "eve"}])
         >>> done.inserted, done.deleted
@@ -196,10 +195,10 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         txn: Txn | None = None,
         commit_info: CommitInfo | None = None,
     ) -> Written:
-        """Makes `rows` the contents, and writes the difference only: rows that stay cost nothing. Memory is bounded, for a stream too.
+        """Makes `rows` the contents. Writes only the difference, so rows that stay cost nothing. Memory is bounded, also for a stream.
 
-        With `expected`, the time of the contents that the caller saw (`last_time`, `Scan.time`; None: it had no write), Conflict when the
-        table was written since. Without it the last overwrite wins.
+        `expected` is the time of the contents that the caller saw (`last_time`, `Scan.time`; None if nothing was written). Raises Conflict
+        when the table was written since. Without `expected`, the last overwrite wins.
 
         >>> orders.overwrite([{"id": 1, "name": "ada"}], expected=orders.last_time).deleted
         1
@@ -220,9 +219,9 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         limit: int | None = None,
         nested: bool = False,
     ) -> Scan:
-        """The rows that fulfil `where`, with these columns, in the order of their keys, the first `limit` of them. As they are now, after
-        everything that was acknowledged before the call; or as they were `at` a time. `nested`: as the structs `key`
-        and `val`, in every form that the scan becomes, instead of columns side by side.
+        """The rows that fulfil `where`, with these columns, in the order of their keys; only the first `limit` of them, if given. They are
+        the rows now, including everything acknowledged before the call, or those `at` a time. With `nested`, every form of the scan has the
+        structs `key` and `val` instead of columns side by side.
 
         >>> orders.scan("id > 1", ["name"]).to_pylist()
         [{'name': 'lin'}]
@@ -249,8 +248,8 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
 
     def to_dataset(self) -> ds.Dataset:
         """The files of the table as a dataset of pyarrow, for engines that plan over files. It has the columns `key`, `val`, `time` and
-        `diff`: `dataset.to_table(columns={"id": ds.field("key", "id")})`. InvalidUsage while the files hold more than the newest rows:
-        `optimize()` first. See dataset.py for how long the files stay.
+        `diff`: `dataset.to_table(columns={"id": ds.field("key", "id")})`. Raises InvalidUsage while the files hold more than the newest
+        rows; call `optimize()` first. See dataset.py for how long the files stay.
 
         >>> orders.to_dataset().count_rows()
         2
@@ -263,10 +262,10 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
     def changes(
         self, since: Time, *, upto: Time | None = None, follow: bool = False, where: Where | None = None
     ) -> ChangeFeed:
-        """What happened after `since`, up to and at `upto`, or up to now: see ChangeFeed. Text `start`: from the earliest readable time on,
-        beginning with its rows. With `follow` the feed goes on with what is written from now on.
+        """The changes after `since`, up to and including `upto`, or up to now: see ChangeFeed. The text `start` means from the earliest
+        readable time on, beginning with its rows. With `follow`, the feed continues with what is written from now on.
 
-        `where` keeps changes of rows that fulfil it: an update that moves a row out of it is a delete. It is no expression of pyarrow.
+        `where` keeps changes of rows that fulfil it: an update that makes a row fail it is a delete. It is no expression of pyarrow.
 
         >>> [change.kind for change in orders.changes("start", where="id = 1")]
         ['insert']
@@ -288,7 +287,7 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
             after = None if since == "start" else self._moment(since, "since")
             if after is not None:
                 newest = readable(after, upper, now_ms=now_ms, name="since")
-                after = after if newest is None else newest  # None: nothing was written, so all that comes is after it
+                after = after if newest is None else newest  # None: nothing was written, so every write comes after
             last = None if upto is None else readable(self._moment(upto, "upto"), upper, now_ms=now_ms, name="upto")
             if after is not None and last is not None and last < after:
                 raise InvalidUsage(f"changes: upto {dated(last)} is before since {dated(after)}")
@@ -334,7 +333,7 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         )
 
     def history(self, limit: int | None = None) -> Listing:
-        """The versions that changed rows, schema or retention, newest first: see notes/history.py. As far back as the log goes.
+        """The versions that changed rows, schema or retention, newest first, as far back as the log goes: see notes/history.py.
 
         >>> orders.history(1).column("operation").to_pylist()
         ['append']
@@ -362,10 +361,10 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
             return Timeline(self.name, self._machine.state.trace.since.time or 0, self.last_time, writes)
 
     def optimize(self, *, on_read: Callable[[int, int], None] | None = None) -> list[Outcome]:
-        """Merges small parts until one batch is left, and the times that `retain` has passed. Rows stay the same at
-        every readable time. Safe beside writers and readers. Of a table with `retain=None` that SQL or Python created, all times before the
-        last write pass, but for those that readers hold. Without anything to merge it costs one look at the log, and changes nothing.
-        `on_read` receives the bytes of each part that was read, and of all to be read.
+        """Merges small parts until one batch is left, and merges the times that `retain` has passed. Rows stay the same at every readable
+        time. Safe beside writers and readers. For a table with `retain=None` that SQL or Python created, this merges all times before the
+        last write, except those that readers hold. If there is nothing to merge, it makes one read of the log and changes nothing.
+        `on_read` receives the bytes of each part that was read, and the bytes of all parts to read.
 
         >>> [done.ending.value for done in orders.optimize()]
         ['Succeeded']
@@ -376,23 +375,23 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         is_since_due = can_let_since_go(state, is_ours=self._named.is_ours)
         if not is_since_due and not plan_compaction(state, full=True, min_version=min_version):
             return []
-        self._let_go()  # unused, it would keep times apart that `retain` has passed
+        self._let_go()  # an unused reader would keep times distinct that `retain` has passed
         self._writer.let_since_go(is_ours=self._named.is_ours)
         return force_compaction(self._machine, full=True, on_read=on_read)
 
     def vacuum(self) -> list[Outcome]:
-        """Deletes what no reader can reach any more: replaced parts and old versions. Never what a readable time needs.
+        """Deletes what no reader can reach any more: replaced parts and old versions. Never deletes what a readable time needs.
 
         >>> any(done.failed for done in orders.vacuum())
         False
         """
         from persist_engine.work.repair.force import force_gc
 
-        self._let_go()  # unused, it would hold versions back
+        self._let_go()  # an unused reader would hold old versions
         return force_gc(self._machine)
 
     def verify(self) -> Verification:
-        """Checks every version, part and row. `is_corrupt` says whether anything is wrong, `findings` what.
+        """Checks every version, part and row. `is_corrupt` says whether anything is wrong, and `findings` say what.
 
         >>> orders.verify().is_corrupt
         False
@@ -402,7 +401,7 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         return verify_shard(self._machine)
 
     def holds(self) -> Listing:
-        """The readers, writers and the retention that hold times and old versions, one a row.
+        """The readers, the writers and the retention that hold times and old versions, one in each row.
 
         >>> sorted(set(orders.holds().column("kind").to_pylist()))
         ['retention', 'writer']
@@ -419,10 +418,10 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         retain: Span | None = None,
         bloom: Sequence[str] | None = None,
     ) -> None:
-        """Adds columns to the value, which are null in the rows that are there (`add="note STRING"`); widens numbers of the value
-        (`widen={"amount": "BIGINT"}`); says how long times stay readable (`retain="30 days"`, or "none"); says of which columns
-        new files have Bloom filters (`bloom=["email"]`, or `[]`); a file that is there gets them when a compaction replaces it.
-        SchemaMismatch says why not. All arguments are checked before the first commit: one that is refused changes nothing.
+        """Adds columns to the value, which are null in existing rows (`add="note STRING"`). Widens numbers of the value
+        (`widen={"amount": "BIGINT"}`). Sets how long times stay readable (`retain="30 days"`, or "none"). Sets the columns for which new
+        files have Bloom filters (`bloom=["email"]`, or `[]`); old files get them when a compaction replaces them. Raises SchemaMismatch if
+        the schema cannot change like this. All arguments are checked before the first commit, so a refused call changes nothing.
 
         >>> orders.alter(add="note STRING", retain="30 days")
         >>> orders.schema.names
@@ -438,18 +437,18 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
             if isinstance(answer, SchemaIncompatible):
                 if answer.current == known:
                     raise SchemaMismatch(answer.meaning)
-                self.alter(add=add, widen=widen)  # another one came first
+                self.alter(add=add, widen=widen)  # another process evolved the schema first
             if filtered is not None:
                 self._client.set_filtered(self.id, filtered)
             if retain is not None:
                 self._client.set_retention(self.id, kept)
 
     def renamed(self, named: Named) -> None:
-        """Takes the name that its shard got. Its handles stay."""
+        """Records the new name of its shard. The handles stay."""
         self._named = named
 
     def close(self) -> None:
-        """Lets go of its reader and its writer; calls under way fail. It may be used again. Idempotent.
+        """Expires its reader and its writer; calls under way fail. The table may be used again. Idempotent.
 
         >>> orders.close()
         >>> orders.count()
@@ -463,7 +462,7 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         return f"Table({self.name}: key {', '.join(self.key)}; {', '.join(self.schema.names)})"
 
     def _let_go(self) -> None:
-        """Expires what holds times or versions, unless it is in use."""
+        """Expires handles that hold times or versions, unless they are in use."""
         self._reader.let_go()
         if self._opened_writer is not None:
             self._opened_writer.let_go()
@@ -492,7 +491,7 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         return self._env.now_ms() if clock_of(self._machine.state) == "ms" else max(0, upper.newest_complete)
 
     def _open_reader(self, schema: Schema | None = None) -> ReadHandle:
-        """With the newest schema, or with one that the table had."""
+        """Opens a reader with the newest schema, or with a schema that the table had."""
         return self._client.open_leased_reader(self.id, schema, purpose=PURPOSE)
 
 

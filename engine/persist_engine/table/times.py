@@ -1,6 +1,6 @@
-"""Times and spans as people write them: `-1h`, `-1 day`, ISO 8601, datetimes, whole numbers; `7 days`.
+"""Parses times and spans as people write them: `-1h`, `-1 day`, ISO 8601, datetimes, whole numbers; `7 days`.
 
-Pure: the caller says what time it is. InvalidUsage names the argument and what it may be.
+Pure: the caller passes the current time. Raises InvalidUsage, which names the argument and what it may be.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Time = SupportsIndex | datetime | timedelta | str
 """A time: a whole number, a datetime with its zone, ISO 8601 text with its zone, or a time ago as `-1h`, `-1 day` or a timedelta."""
 Span = SupportsIndex | timedelta | str
 """A span of time: milliseconds, a timedelta, or text such as `7 days`, `12h`, `30m`; text `none` for no span."""
-#: As `retain`: what a new table has of its own.
+#: The value of `retain` that means the default of a new table.
 DEFAULT = "default"
 _RETAINED: dict[Clock, Span] = {"ms": "7 days", "counter": 1000}
-#: Before every time: that of the last write of a table without one.
+#: A number before every time. It stands for the last write of a table that has none.
 NEVER = -1
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -47,12 +47,12 @@ _SPAN = re.compile(r"([0-9]{1,18})\s*([a-z]+)", re.IGNORECASE)
 
 
 def when(written: int) -> str:
-    """When a write was, in words. NEVER has some of its own."""
+    """The time of a write in words, also for NEVER."""
     return "never" if written == NEVER else f"at {written}"
 
 
 def span_ms(given: Span | None, name: str) -> int | None:
-    """The span in milliseconds; None for None and for `none`. InvalidUsage for zero, for less, and for anything else."""
+    """The span in milliseconds; None for None and for `none`. Raises InvalidUsage for zero or less, and for anything else."""
     if given is None or given == "none":
         return None
     found = _span_ms(given)
@@ -64,7 +64,9 @@ def span_ms(given: Span | None, name: str) -> int | None:
 
 
 def retained(given: Span | None, clock: Clock) -> int | None:
-    """As `span_ms`, for `retain`; of a table that counts its writes a number of them, also as text. DEFAULT fits either clock."""
+    """Like `span_ms`, for `retain`. For a table that counts its writes, it is a number of writes, also as text. DEFAULT fits both
+    clocks.
+    """
     if given == DEFAULT:
         given = _RETAINED[clock]
     if clock == "ms" or given is None or given == "none":
@@ -78,12 +80,12 @@ def retained(given: Span | None, clock: Clock) -> int | None:
 
 
 def retained_in_words(kept: int | None, clock: Clock) -> str:
-    """What `retained` parses."""
+    """The retention as text, in the form that `retained` parses."""
     return in_words(kept) if clock == "ms" or kept is None else f"{kept} writes"
 
 
 def time_of_clock(given: Time, clock: Clock, *, now_ms: int, name: str) -> int:
-    """As `moment`; of a table that counts its writes a number alone."""
+    """Like `moment`. For a table that counts its writes, only a number is a time."""
     if clock == "counter" and not isinstance(given, SupportsIndex):
         raise InvalidUsage(
             f"{name}: the table counts its writes, so a time is a number as Written.time shows it, not {_shown(given)}"
@@ -92,7 +94,7 @@ def time_of_clock(given: Time, clock: Clock, *, now_ms: int, name: str) -> int:
 
 
 def moment(given: Time, *, now_ms: int, name: str) -> int:
-    """`given` as a time, a time ago counted from `now_ms`. InvalidUsage for anything else, and for times before 1970."""
+    """`given` as a time. A time ago is counted from `now_ms`. Raises InvalidUsage for anything else, and for times before 1970."""
     if isinstance(given, timedelta) or (isinstance(given, str) and given.lstrip().startswith("-")):
         ago = _span_ms(given.strip()[1:].lstrip() if isinstance(given, str) else abs(given))
         if ago is None:
@@ -112,8 +114,8 @@ def moment(given: Time, *, now_ms: int, name: str) -> int:
 def readable(time: int, upper: Antichain, *, now_ms: int, name: str) -> int | None:
     """The written time whose contents are those at `time`; None when nothing was written at all.
 
-    After the last write the contents stay the same until now, so a time between the two is the time of the last write. InvalidUsage, with
-    the newest time, for a time in the future.
+    After the last write the contents stay the same until now, so a time between the two counts as the time of the last write. Raises
+    InvalidUsage, with the newest time, for a time in the future.
     """
     newest = upper.newest_complete
     if time <= newest:

@@ -1,8 +1,8 @@
-"""The writes of one table: which updates a frame becomes, at which time, and again when another writer was faster.
+"""The writes of one table: turns a frame into updates, chooses their time, and tries again when another writer was faster.
 
 Appends stage their rows once and move them to a later time after a lost race. Every other write is a correction: it reads the newest
-contents, stages what must change, and commits if nothing was written since; else it follows what was written (corrections.py). This module
-knows no names and no forms of frames beyond tables_of.
+contents, stages what must change, and commits if nothing was written since. Otherwise it follows what was written (corrections.py). This
+module knows no names, and no forms of frames beyond tables_of.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ from persist_engine.table.notes.transactions import Ticket, Txn, ticket_of
 from persist_engine.table.readers import PURPOSE, Shared, SharedReader, can_let_since_go
 from persist_engine.table.times import when
 
-#: A writer that loses this many races in a row will not win the next one: the table has too many writers for its corrections.
+#: The limit on attempts. A writer that loses this many races in a row would lose further ones: there are too many writers for corrections.
 ATTEMPTS_MAX = 200
-#: So many upserts read the rows that they replace. Later ones keep the value of every key in memory, read once, until the table is idle.
+#: The first upserts, this many, read the rows that they replace. Later ones read the value of every key once and keep all in memory, until
+#: the table is idle.
 READ_UPSERTS = 1
-#: So many overwrites read the contents that they replace. Later ones keep the rows that they leave until the table is idle.
+#: The first overwrites, this many, read the contents that they replace. Later ones keep the rows that they leave, until the table is idle.
 READ_OVERWRITES = 1
-#: With more updates than this the values of all keys take too much memory, about 100 bytes each.
+#: With more updates than this, the values of all keys would take too much memory, about 100 bytes each.
 STATE_UPDATES_MAX = 3_000_000
-#: A frame up to this size is compared with the contents in memory; a larger one, and a stream, by way of the store.
+#: A frame up to this size is compared with the contents in memory. A larger frame, or a stream, is staged in the store first.
 COMPARED_BYTES_MAX = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Written:
-    """What a write did. `time` is when the rows changed; None when nothing had to be written. `is_repeat`: the transaction was committed
-    before, and nothing was done now. Prints its time with the date.
+    """What a write did. `time` is when the rows changed; None when nothing had to be written. `is_repeat` means that the transaction was
+    committed before, and nothing was done now. Prints its time with the date.
 
     >>> orders.delete("id = 1")  # doctest: +ELLIPSIS
     Written(at ... (...Z), inserted=0, deleted=1)
@@ -75,7 +76,7 @@ class Written:
 
 
 class _Basis(NamedTuple):
-    """What one attempt of a correction stands on: the contents before `upper`, and the time to write at."""
+    """The basis of one attempt of a correction: the contents before `upper`, and the time to write at."""
 
     writer: WriteHandle
     reader: ReadHandle
@@ -130,7 +131,7 @@ class TableWriter:
 
     def upsert(self, frame: Frame, *, order_by: str | None, notes: Notes, coerce: Coerce | None = None) -> Written:
         """Makes each row of a frame the only row of its key."""
-        self._machine.fetch_recent_upper()  # with it comes the newest schema, which a correction needs
+        self._machine.fetch_recent_upper()  # this also fetches the newest schema, which a correction needs
         columns = self._current()[1]
         table = table_of(frame, columns.arrow) if streamed(frame) is None else held(frame, columns.arrow)
         order = None
@@ -168,7 +169,7 @@ class TableWriter:
         return self._corrected(Plan(updates, touched, condition.predicate), notes=notes)
 
     def overwrite(self, frame: Frame, *, notes: Notes, expected: int | None, coerce: Coerce | None = None) -> Written:
-        """Makes the rows of a frame the contents: writes the difference."""
+        """Makes the rows of a frame the contents, by writing the difference."""
         if (ticket := self._ticket(notes.txn)) is not None and ticket.is_repeat:
             return Written(None, is_repeat=True)
         self._machine.fetch_recent_upper()  # as in `upsert`
@@ -195,22 +196,22 @@ class TableWriter:
             writer.discard(desired)
 
     def let_since_go(self, *, is_ours: bool) -> None:
-        """Lets since follow the retention, as far as other readers let it: it moves with an append, here with one of no rows. Of a table of
-        ours without retention, lets it go to the last write: nothing else would ever move it.
+        """Makes since follow the retention, as far as other readers allow. Since moves with an append, so this appends no rows. If SQL or
+        Python created the table (`is_ours`) and it has no retention, moves since to the last write, because nothing else would.
         """
         state = self._machine.refresh()
         if not can_let_since_go(state, is_ours=is_ours):
             return
         upper = state.trace.upper
         if state.retain_ms is not None:
-            assert upper.time is not None, "a closed table lets nothing go"
+            assert upper.time is not None, "a closed table has no since to move"
             self._raise_upper(self._current()[0], upper, upper.time)
         else:
             with self._client.open_leased_reader(self._shard_id, purpose=PURPOSE) as reader:
                 reader.downgrade_since(Antichain.of(upper.newest_complete))
 
     def let_go(self) -> None:
-        """Expires what holds times or versions back, unless it is in use."""
+        """Expires handles that hold times or versions, unless they are in use."""
         self._upsert.let_go()
 
     def close(self) -> None:
@@ -234,13 +235,13 @@ class TableWriter:
     def _made(
         self, desired: pa.Table, columns: Columns, notes: Notes, expected: int | None, left: LeftRows | None
     ) -> Written:
-        """Makes `desired` the contents. What they were is read, unless `left` knows it."""
+        """Makes `desired` the contents. Reads the old contents, unless `left` has them."""
 
         def updates(snapshot: Snapshot, _at: Columns, time: int) -> Iterable[pa.Table]:
             known = None if left is None else left.at(snapshot.as_of, desired.schema)
             if known is not None:
                 return [correction(known, desired, time=time)]
-            if snapshot.bytes_estimate > COMPARED_BYTES_MAX // 4:  # Parquet is smaller than rows in memory
+            if snapshot.bytes_estimate > COMPARED_BYTES_MAX // 4:  # because Parquet is smaller than rows in memory
                 return corrections(snapshot, desired, time=time)
             return [correction(snapshot.to_table(), desired, time=time)]
 
@@ -252,8 +253,8 @@ class TableWriter:
     # -- upserts ------------------------------------------------------------------------------------------------------
 
     def _upserted(self, rows: pa.Table, columns: Columns, notes: Notes) -> Written | None:
-        """Upserts through a handle that knows the value of every key, so that nothing is read. None, and nothing was done, when that
-        does not pay, or when some key has several rows, which such a handle cannot know.
+        """Upserts through a handle that has the value of every key, so that nothing is read. Returns None, and does nothing, when that
+        would cost more than it saves, or when some key has several rows, which such a handle cannot hold.
         """
         updates = self._machine.state.trace.sizes.rows
         self._upserts += 1
@@ -284,7 +285,7 @@ class TableWriter:
             self._upsert.close()
             return None
         except SchemaMismatch:
-            return None  # The schema evolved meanwhile, and nothing was written. `_replaced` says so.
+            return None  # The schema evolved meanwhile, and nothing was written. `_replaced` raises the error.
 
     def _replaced(self, rows: pa.Table, columns: Columns, notes: Notes) -> Written:
         """Upserts by reading the rows with the same keys."""
@@ -337,7 +338,9 @@ class TableWriter:
         expected: int | None = None,
         not_before: int = 0,
     ) -> Written:
-        """Commits what `plan` makes of the newest contents. SchemaMismatch when the rows of the caller have other `columns` by now."""
+        """Commits the correction of the newest contents by `plan`. Raises SchemaMismatch when the schema is no longer that of `columns`,
+        to which the caller's rows were fitted.
+        """
         with self._turn:
             for _ in range(ATTEMPTS_MAX):
                 ticket = self._ticket(notes.txn)
@@ -365,8 +368,8 @@ class TableWriter:
     def _correct(
         self, basis: _Basis, plan: Plan, ticket: Ticket | None, info: bytes | None, *, follows: bool
     ) -> Written | None:
-        """Stages one correction and commits it. After a lost race it `follows` the other writers. None: it must begin anew, as the contents
-        had to be made readable first, or it cannot follow.
+        """Stages one correction and commits it. With `follows`, it follows the other writers after a lost race. Returns None when it must
+        begin anew, because the contents had to be made readable first, or because it cannot follow.
         """
         writer, reader, upper, time, columns = basis
         if upper.time == 0:
@@ -387,7 +390,7 @@ class TableWriter:
                 correction.discard()
                 return Written(None)
             if writer.schema_id != self._machine.schema_id:
-                break  # Under an older schema a retraction may meet no row, as `check_newest_schema` says.
+                break  # Under an older schema a retraction may match no row: see `check_newest_schema`.
             with _discarded_when_refused(correction.discard):
                 outcome = _committed(
                     writer, correction.batches, correction.upper, correction.time, ticket=ticket, info=info
@@ -413,7 +416,7 @@ class TableWriter:
         return None
 
     def _newer(self, columns: Columns) -> tuple[WriteHandle, Columns] | None:
-        """As `_current`, if another process has made a newer schema than that of `columns`."""
+        """Like `_current`, if another process has made a newer schema than that of `columns`; otherwise None."""
         self._machine.refresh()
         return None if self._machine.schema == columns.schema else self._current()
 
@@ -437,7 +440,7 @@ class TableWriter:
             return writer, Columns(writer.schema)
 
     def _time_at(self, upper: Antichain) -> int:
-        """The time to write at: what the clock of the table shows, and past every time that was written."""
+        """The time to write at: the time that the clock of the table shows, but past every time that was written."""
         if upper.time is None:
             raise InvalidUsage("the table is closed and takes no more rows")
         time = max(clock_time(self._machine.state, self._env.now_ms()), upper.time)
@@ -458,7 +461,7 @@ def _committed(
     ticket: Ticket | None,
     info: bytes | None,
 ) -> AppendOutcome:
-    """One attempt to append the batches, which have the time `time`, with the number of the transaction and the metadata."""
+    """Makes one attempt to append the batches, which have the time `time`, with the number of the transaction and the metadata."""
     return writer.compare_and_append_batch(
         batches,
         expected_upper=upper,
@@ -471,7 +474,9 @@ def _committed(
 
 @contextmanager
 def _discarded_when_refused(discard: Callable[[], None]) -> Iterator[None]:
-    """After InvalidUsage nothing was committed. After other errors the outcome may be unknown, and the blobs must stay."""
+    """Calls `discard` after InvalidUsage, when nothing was committed. After other errors the outcome may be unknown, so the blobs must
+    stay.
+    """
     try:
         yield
     except InvalidUsage:

@@ -1,7 +1,7 @@
-"""What stands beside a write, and history shows: which operation it was, and what its caller says of it, `commit_info={"job": "nightly"}`.
+"""The metadata that a write commits and that history shows: the operation, and the caller's own, as in `commit_info={"job": "nightly"}`.
 
-Stored as one byte for the operation, then the JSON of `commit_info`, or nothing (spec 17.13). This module owns that form and knows nothing
-of where it stands: see `model.state.COMMIT_INFO`.
+The stored form is one byte for the operation, then the JSON of `commit_info`, or nothing (spec 17.13). This module owns that form. It does
+not know where it is stored: see `model.state.COMMIT_INFO`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from persist_engine.model.state import COMMIT_INFO_BYTES_MAX
 from persist_engine.table.notes.transactions import Txn
 
 CommitInfo: TypeAlias = "Mapping[str, str | int | float | bool | None]"
-"""Names and values. Every reader of the table sees them: no secrets."""
+"""Names and values. Every reader of the table sees them, so they must not be secrets."""
 
 Operation = Literal["append", "upsert", "delete", "overwrite"]
 
@@ -30,19 +30,21 @@ _JSON_BYTES_MAX = COMMIT_INFO_BYTES_MAX - 1
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What is committed beside the rows. `info`: the stored form of the operation and of `commit_info`."""
+    """The metadata that a write commits with its rows. `info` is the stored form of the operation and of `commit_info`."""
 
     info: bytes
     txn: Txn | None = None
 
 
 def noted(operation: Operation, txn: Txn | None = None, commit_info: CommitInfo | None = None) -> Notes:
-    """The notes of a write. InvalidUsage names the entry of `commit_info` that cannot be stored."""
+    """The notes of a write. Raises InvalidUsage, which names the entry, if `commit_info` cannot be stored."""
     return Notes(_BYTES[operation] + (b"" if commit_info is None else encoded(commit_info)), txn)
 
 
 def read(stored: bytes) -> tuple[Operation | None, str | None]:
-    """Inverse of `noted`: the operation, and the JSON of `commit_info`. What another program stored has no operation: see `shown`."""
+    """Inverse of `noted`: the operation, and the JSON of `commit_info`. If another program stored it, there is no operation: see
+    `shown`.
+    """
     operation = _OPERATIONS.get(stored[:1])
     if operation is None:
         return None, shown(stored)
@@ -50,7 +52,9 @@ def read(stored: bytes) -> tuple[Operation | None, str | None]:
 
 
 def encoded(commit_info: CommitInfo) -> bytes:
-    """JSON without spaces, in the order that was given. InvalidUsage for what is no mapping of texts to plain values, or is too large."""
+    """The JSON without spaces, in the given order. Raises InvalidUsage if `commit_info` is not a mapping of texts to plain values, or is
+    too large.
+    """
     if not isinstance(commit_info, Mapping):
         raise InvalidUsage(
             f"commit_info must be a dict such as {{'job': 'nightly'}}, not a {type(commit_info).__name__}"
@@ -79,8 +83,8 @@ def encoded(commit_info: CommitInfo) -> bytes:
 
 
 def shown(stored: bytes) -> str:
-    """The JSON of `stored`. What another program put there and is no JSON, or nested too deeply for a reader, shows as the hexadecimal
-    digits of its bytes, in quotes.
+    """The JSON of `stored`. If another program stored bytes that are not JSON, or too deeply nested for a reader, this is the hexadecimal
+    digits of the bytes, in quotes.
     """
     try:
         text = stored.decode()
@@ -91,5 +95,5 @@ def shown(stored: bytes) -> str:
 
 
 def _refused(constant: str) -> None:
-    """Python reads NaN and Infinity, which are no JSON."""
+    """Refuses NaN and Infinity, which Python accepts although they are not JSON."""
     raise ValueError(constant)

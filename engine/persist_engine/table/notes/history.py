@@ -1,7 +1,7 @@
 """The history of a table: its versions in the log that changed what a reader sees, newest first.
 
-The log goes back to the oldest version that maintenance has kept. Times stay readable independently of that: `Table.describe` shows
-since when.
+The log goes back to the oldest version that maintenance has kept. Which times are readable does not depend on that: `Table.describe` shows
+the earliest one.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ SCHEMA = pa.schema(
         ("commit_info", pa.string()),
     ]
 )
-#: Maintenance overtakes a walk when it truncates the log; each attempt begins at a later version.
+#: The limit on attempts. Maintenance overtakes a walk when it truncates the log; each attempt begins at a later version.
 _ATTEMPTS_MAX = 8
 
 _Row = tuple[int, int, str, int | None, int | None, int | None, str | None, str | None]
 
 
 def history_of(machine: Machine, limit: int | None) -> pa.Table:
-    """At most `limit` versions, newest first, with the columns of SCHEMA. `operation` is append, upsert, delete or overwrite of a table,
-    write of another program (a sink, a handle), compaction, schema or retention. A write of rows has its time, the updates that it added
-    (an update of a row counts two) and their bytes, its transaction, and its `commit_info` as JSON. Walks all live versions.
+    """At most `limit` versions, newest first, with the columns of SCHEMA. `operation` is append, upsert, delete or overwrite for writes of
+    tables, write for those of other programs (sinks, handles), or compaction, schema or retention. A write of rows has its time, the number
+    of updates that it added (an update of a row counts as two) and their bytes, its transaction, and its `commit_info` as JSON. Walks all
+    live versions.
     """
     for _ in range(_ATTEMPTS_MAX):
         rows = _walked(machine)
@@ -49,11 +50,11 @@ def history_of(machine: Machine, limit: int | None) -> pa.Table:
             columns = zip(*chosen, strict=True) if chosen else ((),) * len(SCHEMA)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
             return pa.Table.from_arrays(arrays, schema=SCHEMA)
-    raise Unavailable(f"maintenance of shard {machine.shard_id} truncates the log all the time: call again")
+    raise Unavailable(f"maintenance keeps truncating the log of shard {machine.shard_id}: call again")
 
 
 def _walked(machine: Machine) -> list[_Row] | None:
-    """None when maintenance was faster."""
+    """The rows of the history; None when maintenance overtook the walk."""
     rows: list[_Row] = []
     walk = VersionWalk(machine)
     upper = walk.state.trace.upper

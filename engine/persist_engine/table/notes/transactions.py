@@ -13,7 +13,7 @@ from persist_engine.base.errors import CorruptData, InvalidUsage
 from persist_engine.model.state import SourceProgress
 
 Txn = tuple[str, int]
-"""An application, and the number of its transaction. Numbers rise; they may have gaps."""
+"""An application, and the number of its transaction. Numbers must rise, but may have gaps."""
 
 SINK_PREFIX = "txn:"
 _VERSION_MAX = 2**63 - 1
@@ -21,7 +21,7 @@ _VERSION_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a write commits for its transaction, and what must be stored for that."""
+    """What a write commits for its transaction, and what must be stored before it."""
 
     txn: Txn
     progress: tuple[str, bytes]
@@ -30,7 +30,7 @@ class Ticket:
 
 
 def ticket_of(txn: Txn, stored: Callable[[str], SourceProgress | None]) -> Ticket:
-    """The ticket of a transaction, after a look at what is stored. InvalidUsage for what is no transaction."""
+    """The ticket of a transaction, given what is stored. Raises InvalidUsage if `txn` is not a transaction."""
     is_pair = isinstance(txn, tuple) and len(txn) == 2 and isinstance(txn[0], str) and type(txn[1]) is int
     if not is_pair or not txn[0] or not 0 <= txn[1] <= _VERSION_MAX:
         raise InvalidUsage(f"txn must be (app_id, version), a text and a whole number from 0 on, not {txn!r}")
@@ -41,7 +41,7 @@ def ticket_of(txn: Txn, stored: Callable[[str], SourceProgress | None]) -> Ticke
 
 
 def version_of(name: str, token: bytes) -> int:
-    """The number in a token. CorruptData for a token that no transaction has."""
+    """The number in a token. Raises CorruptData for a token that no transaction has."""
     if not token.isdigit() or len(token) > len(str(_VERSION_MAX)):
         raise CorruptData(f"the progress {name} is no number of a transaction", key=name)
     return int(token)

@@ -24,7 +24,7 @@ def preview_html(title: str, rows: pa.Table, *, rows_max: int) -> str:
 
 
 def pairs_html(title: str, pairs: Mapping[str, object]) -> str:
-    """Names and values, one a line."""
+    """Names and values, one pair on each line."""
     cells = ((f"<b>{escape(name)}</b>", _cell(value)) for name, value in pairs.items())
     return f"<div><b>{escape(title)}</b>{_table([], cells)}</div>"
 

@@ -34,9 +34,9 @@ class TableInfo:
     retain: str
     bloom: str
     since: int | None
-    """The earliest time that can be read. None: the table is closed."""
+    """The earliest time that can be read. None when the table is closed."""
     last_write: int | None
-    """The last time that can be read. None: nothing was written, or the table is closed."""
+    """The last time that can be read. None when nothing was written, or the table is closed."""
     updates: int
     parts: int
     bytes: int
@@ -45,7 +45,7 @@ class TableInfo:
     holds: int
 
     def in_words(self) -> dict[str, Any]:
-        """The fields, times as people read them.
+        """The fields, with times as people read them.
 
         >>> orders.describe().in_words()["last_write"]  # doctest: +ELLIPSIS
         '... (...Z)'
@@ -63,7 +63,7 @@ class TableInfo:
 
 
 def clock_in_words(clock: Clock, last_write: int | None) -> str:
-    """What the times of a table are, by its clock and by the time of its last write: of handles, only the times say what they are."""
+    """What the times of a table are, from its clock and the time of its last write. If handles choose the times, only these show it."""
     if clock == "ms" and last_write is not None and not is_instant(last_write):
         return _CLOCKS["theirs"]
     return _CLOCKS[clock]

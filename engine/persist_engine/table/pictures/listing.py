@@ -1,6 +1,6 @@
-"""Listing: a small table about a table, such as its history or its holds, which people read and programs go on with.
+"""Listing: a small table about a table, such as its history or its holds, for people and programs.
 
-Owns how it looks as text and in a notebook; must not know what its rows mean beyond which columns are times.
+Owns how it looks as text and in a notebook. Must not know what its rows mean, except which columns are times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-#: Rows that a prompt or a notebook shows.
+#: The number of rows that a prompt or a notebook shows.
 _ROWS_MAX = 20
 _CELL_CHARS_MAX = 60
 
@@ -44,7 +44,7 @@ class Listing:
         return self._rows
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`. InvalidUsage without pandas.
+        """The rows as a pandas DataFrame. `options` are those of `pyarrow.Table.to_pandas`. Raises InvalidUsage without pandas.
 
         >>> orders.history().to_pandas()["operation"].tolist()
         ['append']
@@ -55,7 +55,7 @@ class Listing:
             raise InvalidUsage("to_pandas needs the package pandas, which is not installed") from error
 
     def to_polars(self) -> pl.DataFrame:
-        """The rows as a polars DataFrame. InvalidUsage without polars.
+        """The rows as a polars DataFrame. Raises InvalidUsage without polars.
 
         >>> orders.history().to_polars()["operation"].to_list()
         ['append']
@@ -85,7 +85,7 @@ class Listing:
     def __eq__(self, other: object) -> bool:
         return bool(self._rows.equals(other.to_arrow() if isinstance(other, Listing) else other))
 
-    __hash__ = None  # type: ignore[assignment]  # as a pyarrow Table
+    __hash__ = None  # type: ignore[assignment]  # like a pyarrow Table
 
     def __repr__(self) -> str:
         shown = self._shown(_ROWS_MAX)

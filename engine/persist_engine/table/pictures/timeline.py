@@ -5,7 +5,7 @@
     +---====================  the axis; thick where times can be read, from since to the last write
         ^ since
 
-SVG without scripts and fonts of its own. The colours are those of the text around it, so that dark notebooks work too.
+It is SVG without scripts and fonts of its own. The colours are those of the text around it, so that dark notebooks work, too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from persist_engine.base.wording import dated
 
 _WIDTH, _HEIGHT = 720, 120
 _LEFT, _RIGHT, _TOP, _BOTTOM = 10, 10, 24, 34
-#: Narrower bars would run into each other.
+#: The limit on bars. With more, the bars would be so narrow that they would run into each other.
 BARS_MAX = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A write at a time, with so many updates.
+    """A write: its time, and the number of its updates.
 
     >>> (write,) = orders.timeline().writes
     >>> write.time == orders.last_time, write.updates
@@ -38,7 +38,8 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What the picture shows. `since`: the earliest time that can be read. `writes` are those that the log still shows, in any order.
+    """What the picture shows. `since` is the earliest time that can be read. `writes` holds the writes that the log still shows, in any
+    order.
 
     >>> line = orders.timeline()
     >>> line.name, line.last == orders.last_time
@@ -52,7 +53,7 @@ class Timeline:
 
     @property
     def svg(self) -> str:
-        """The picture, to write into a file or a page.
+        """The picture as SVG text, for a file or a page.
 
         >>> orders.timeline().svg[:4]
         '<svg'
