@@ -33,9 +33,9 @@ def open_sink(
     spill_directory: Path | None = None,
     purpose: str = "sink",
 ) -> Sink:
-    """A running sink that keeps the shard equal to the collection of its inputs (see dataflow.sink; `SinkOptions` describes the arguments).
-    Creates the shard when it does not exist, and registers a leased reader (one commit). SchemaMismatch, also when the shard's schema has
-    evolved past `schema`.
+    """Opens a running sink that keeps the shard equal to the collection of its inputs (see dataflow.sink; `SinkOptions` describes the
+    arguments). Creates the shard when it does not exist, and registers a leased reader (one commit). Raises SchemaMismatch for another
+    schema, and when the shard's schema has evolved past `schema`.
     """
     expect(client, PersistClient, "client", "a PersistClient")
     options = SinkOptions(
@@ -68,15 +68,17 @@ def open_upsert(
     on_hydration: Callable[[Hydration], None] | None = None,
     purpose: str,
 ) -> UpsertHandle:
-    """A handle that upserts into the shard, which is created when it does not exist: each key has its last value. Registers a writer and a
-    leased reader at first use. Its reader lets since advance to the last time written. Earlier times stay readable only as far as the
-    shard's retention or other readers hold them (see UpsertHandle).
+    """Opens a handle that upserts into the shard, so that each key has its last value. Creates the shard when it does not exist. Registers
+    a writer and a leased reader at first use. Its reader lets since advance to the last time written. Earlier times stay readable only as
+    far as the shard's retention or other readers hold them (see UpsertHandle).
 
-    The current values are kept in memory; with `rocksdb`, in `directory` (which belongs to the handle alone and is emptied first); with
-    `auto`, there once they exceed `spill_bytes`. With `shard` none are kept: each call reads those of its keys from the shard, so that the
-    first one need not wait, for few commands at a time on a shard of many keys; `upsert_stream` is refused. `on_hydration` receives the
-    progress of rebuilding or reading them, in the thread that waits. SchemaMismatch, also when the shard's schema has evolved past
-    `schema`. InvalidUsage for a backend without its directory.
+    `backend` says where the current values are kept: `memory`; `rocksdb`, which uses `directory` (it belongs to the handle alone and is
+    emptied first); `auto`, which moves them there once they exceed `spill_bytes`; or `shard`, which keeps none. With `shard`, each call
+    reads the values of its keys from the shard. So the first call need not wait, which is good for few commands at a time on a shard of
+    many keys; `upsert_stream` is refused. `on_hydration` receives the progress of rebuilding or reading the values, in the waiting thread.
+
+    Raises SchemaMismatch for another schema, and when the shard's schema has evolved past `schema`. Raises InvalidUsage for a backend
+    without its directory.
     """
     expect(client, PersistClient, "client", "a PersistClient")
     expect_count(spill_bytes, "spill_bytes", least=0)
@@ -97,7 +99,7 @@ def open_upsert(
 
 
 def _open_correcting_writer(client: PersistClient, shard_id: ShardId, schema: Schema, *, purpose: str) -> WriteHandle:
-    """A writer that may retract the rows that it reads: see WriteHandle.check_newest_schema."""
+    """Opens a writer that may retract the rows that it reads: see WriteHandle.check_newest_schema."""
     writer = client.open_writer(shard_id, schema, purpose=purpose)
     writer.check_newest_schema()
     return writer

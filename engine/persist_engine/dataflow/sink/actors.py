@@ -87,7 +87,7 @@ class StagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class StagedBefore:
-    """Worker `worker` stages nothing more before `frontier`."""
+    """Worker `worker` will stage nothing more before `frontier`."""
 
     worker: int
     frontier: Antichain
@@ -127,14 +127,14 @@ class Inbox:
                 self._changed.notify_all()
 
     def take(self) -> Event | None:
-        """The next event; waits for one. None when the inbox is closed, whatever it still holds."""
+        """Waits for the next event and returns it. Returns None when the inbox is closed, even if it still holds events."""
         with self._changed:
             while not self._events and not self._closed:
                 self._changed.wait()
             return None if self._closed else self._pop()
 
     def poll(self) -> Event | None:
-        """The next event, whether closed or not; None when there is none."""
+        """The next event, even if the inbox is closed; None when there is none."""
         with self._changed:
             return self._pop() if self._events else None
 
@@ -168,11 +168,11 @@ class Worker:
 
     @property
     def persisted(self) -> Antichain:
-        """The frontier up to which it has seen the shard."""
+        """The frontier up to which it has received the rows of the shard."""
         return self._write.persisted
 
     def handle(self, event: Event) -> None:
-        """Handles one event. Raises the errors of staging; the worker must not be used afterwards."""
+        """Handles one event. Raises the errors of staging; the worker must not be used after an error."""
         match event:
             case Desired(updates):
                 self._write.on_desired(updates)
@@ -208,11 +208,11 @@ class Worker:
                 self._control.put(StagedBatch(stage.lower, builder.finish(stage.upper)))
         finally:
             if builder is not None:
-                builder.abandon()  # no effect after `finish`
+                builder.abandon()  # has no effect after `finish`
 
 
 class Control:
-    """Runs Mint and Append. The only part that writes to the shard's state."""
+    """Runs Mint and Append. It is the only part that writes to the shard's state."""
 
     def __init__(self, mint: Mint, writer: WriteHandle, workers: Sequence[Inbox]) -> None:
         self._mint, self._writer, self._workers = mint, writer, workers
@@ -226,7 +226,7 @@ class Control:
         """Appends whose outcome could not be determined, because the writer's lease had lapsed meanwhile."""
 
     def handle(self, event: Event) -> None:
-        """Handles one event. Unavailable: the outcome of a commit is unknown, and its blobs are kept."""
+        """Handles one event. Raises Unavailable when the outcome of a commit is unknown; its blobs are then kept."""
         match event:
             case DesiredFrontier(stream, frontier):
                 self._minted(self._mint.on_desired_frontier(stream, frontier))
@@ -355,7 +355,7 @@ class Reader:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the shard is closed: no more events come."""
+        """Whether the shard is closed, so that no more events come."""
         return self._readback.frontier.is_empty()
 
     def step(self, *, timeout_s: float | None = None) -> None:

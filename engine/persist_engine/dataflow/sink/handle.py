@@ -1,17 +1,17 @@
 """Sink: keeps a shard equal to a desired collection, with N workers in this process (spec 17).
 
     with open_sink(client, shard_id, schema, workers=4) as sink:
-        sink.inputs[0].insert([(((1,), ("one",)), 5, +1)])      # the first row exists from time 5 on
+        sink.inputs[0].insert([(((1,), ("one",)), 5, +1)])      # the row exists from time 5 on
         sink.inputs[0].insert([(((1,), ("one",)), 9, -1)])      # and is gone at 9
         for an_input in sink.inputs:
             an_input.advance(Antichain.of(10))                  # no more updates before 10
         sink.wait_for_upper(Antichain.of(10))
 
-The sink writes desired minus persisted. A shard that another process changed is corrected by the next append. A
-restarted sink that receives the same inputs again writes nothing. Replicas of one sink together write once.
+The sink writes desired minus persisted. If another process changed the shard, the next append corrects it. A restarted sink
+that receives the same inputs again writes nothing. Replicas of one sink together write each change once.
 
-This module owns the threads (one per worker, one for mint and append, one that reads back), the public handle, and the
-shutdown. The parts are in `dataflow.sink.actors`, their decisions in `flow`.
+This module owns the threads (one for each worker, one for mint and append, one that reads back), the public handle, and the
+shutdown. The parts are in `dataflow.sink.actors`, and their decisions in `flow`.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ from persist_engine.shard.watch import wait_until
 _log = logging.getLogger(__name__)
 
 WORKERS_MAX = 256
-#: Per worker. With less memory, even the windows of its merges have no room.
+#: The least memory of a worker. With less, there is no room even for the windows of its merges.
 WORKER_MEMORY_BYTES_MIN = 1 << 20
-#: The fraction (one in so many) of a worker's memory that its inbox may hold.
+#: A worker's inbox may hold this fraction (one in `_INBOX_SHARE`) of its memory.
 _INBOX_SHARE = 8
 
 
@@ -72,21 +72,23 @@ class SinkOptions:
     """The configuration of a sink."""
 
     workers: int = 1
-    """The number of threads that buffer and stage. Each has its share of the rows."""
+    """The number of threads that buffer and stage rows. Each has its share of the rows."""
     as_of: int = 0
-    """The first time to write. Desired updates before it count as updates at it."""
+    """The first time to write. Desired updates at earlier times count as updates at this time."""
     read_only: bool = False
-    """Follows both sides, but writes nothing until `allow_writes`."""
+    """Whether the sink only follows both sides and writes nothing until `allow_writes`."""
     errors: bool = False
     """Whether the collection may be in error (rows.errors_column). The shard then has the schema
     `with_errors(schema)`.
     """
     refresh: Refresh | None = None
-    """Shows the desired collection only at these times."""
+    """The times at which the shard shows the desired collection. None: at all times."""
     memory_limit_bytes: int = 256 << 20
-    """The approximate bound of all correction buffers together. The excess is spilled."""
+    """The approximate memory bound of all correction buffers together. The excess is spilled."""
     spill_directory: Path | None = None
-    """Where the sink makes its own spill directory, which it deletes at the end. None: the system's temporary directory."""
+    """The directory in which the sink makes its own spill directory, which it deletes at the end. None: the system's temporary
+    directory.
+    """
 
     def __post_init__(self) -> None:
         for name in ("read_only", "errors"):
@@ -131,8 +133,8 @@ def assemble(
     writer: WriteHandle,
     spill_directory: Callable[[int], Path],
 ) -> SinkParts:
-    """The parts of a sink on one shard. `spill_directory` makes a directory for the worker with the given number.
-    Registers a reader.
+    """Makes the parts of a sink on one shard. Registers a reader. `spill_directory` makes a directory for the worker with the
+    given number.
     """
     share = options.memory_limit_bytes // options.workers
     as_of = Antichain.of(options.as_of)
@@ -164,13 +166,13 @@ class SinkStatus:
 
     read_only: bool
     desired: Antichain
-    """All desired updates before it are known, after rounding to refreshes."""
+    """The frontier before which all desired updates are known, after rounding to refreshes."""
     persist_frontier: Antichain
     """The lower of the next batch: the shard's upper, or as_of while that is greater."""
     read_back: Antichain
-    """Every worker has received everything that the shard holds before it."""
+    """The frontier before which every worker has received everything that the shard holds."""
     buffers: tuple[BufferSize, ...]
-    """Desired minus persisted, for each worker. Without rows in any of them, the shard is as desired, as far as both
+    """The buffer (desired minus persisted) of each worker. If all are without rows, the shard is as desired, as far as both
     sides are known.
     """
     lapses: int = 0
@@ -178,7 +180,7 @@ class SinkStatus:
 
     @property
     def buffered_rows(self) -> int:
-        """Rows in all buffers. Some of them may still cancel."""
+        """The number of rows in all buffers. Some of them may still cancel."""
         return sum(buffer.rows for buffer in self.buffers)
 
 
@@ -192,9 +194,9 @@ class SinkInput:
         self._index = index
 
     def insert(self, updates: Updates) -> None:
-        """Changes the desired collection by `updates`, at or beyond this input's frontier. Blocks while workers are
-        behind. Keeps the arrays under `updates`, which must not change while the sink runs. UpdateNotBeyondLower and
-        SchemaMismatch: nothing of the offending table was accepted. SinkFailed.
+        """Changes the desired collection by `updates`, at or past this input's frontier. Blocks while workers are behind. Keeps
+        the arrays under `updates`, which must not change while the sink runs. Raises UpdateNotBeyondLower and SchemaMismatch;
+        then nothing of the wrong table was accepted. Raises SinkFailed.
         """
         with self._lock:
             lower = self._frontiers.by_stream[Stream.OK]
@@ -202,7 +204,7 @@ class SinkInput:
                 self._sink.insert(self._checked(table, lower))
 
     def insert_errors(self, errors: Errors) -> None:
-        """Changes the errors of the collection. InvalidUsage for a sink without errors; otherwise as `insert`."""
+        """Changes the errors of the collection. Raises InvalidUsage for a sink without errors. Otherwise like `insert`."""
         with self._lock:
             lower = self._frontiers.by_stream[Stream.ERR]
             table = self._sink.tagged_errors(errors)
@@ -210,8 +212,8 @@ class SinkInput:
                 self._sink.insert_tagged(self._checked(table, lower))
 
     def advance(self, frontier: TimeLike) -> None:
-        """Declares that no more updates come before `frontier`; the empty frontier: none at all. Idempotent.
-        InvalidUsage when it goes back.
+        """Declares that no more updates come before `frontier`. The empty frontier means no more updates at all. Idempotent.
+        Raises InvalidUsage when the frontier goes back.
         """
         self._advance(Stream.OK, frontier_of(frontier))
 
@@ -240,16 +242,15 @@ class SinkInput:
 class Sink:
     """See the module docstring. Thread-safe. A context manager that closes the sink on exit.
 
-    When a part fails, all parts stop, and every further call raises SinkFailed with the name of the part. Appended
-    batches stay. A lapsed lease (the machine slept) is no failure as long as nothing was missed: see
-    dataflow.sink.readback.
+    When a part fails, all parts stop, and every further call raises SinkFailed with the name of the part. Appended batches
+    stay. A lapsed lease (the machine slept) is not a failure as long as no updates were missed: see dataflow.sink.readback.
     """
 
     def __init__(
         self, schema: Schema, *, open_reader: Callable[[], ReadHandle], writer: WriteHandle, options: SinkOptions
     ) -> None:
-        """Takes ownership of `writer` and of the readers that it opens, all of which use the shard's
-        schema, with errors if the sink has them. Starts the threads.
+        """Takes ownership of `writer` and of the readers that `open_reader` opens. All of them must use the shard's schema, with
+        errors if the sink has them. Starts the threads.
         """
         self.schema, self.options = schema, options
         self._writer = writer
@@ -288,7 +289,7 @@ class Sink:
         self._parts.control_inbox.put(AllowWrites())
 
     def status(self) -> SinkStatus:
-        """The current state of its parts. SinkFailed."""
+        """The current state of its parts. Raises SinkFailed."""
         self._check()
         with self._lock:
             desired = self._desired.frontier
@@ -302,8 +303,8 @@ class Sink:
         )
 
     def wait_for_upper(self, frontier: TimeLike, *, timeout_s: float | None = None) -> bool:
-        """Waits until the shard's upper is at or past `frontier`, whichever process writes it. False when `timeout_s`
-        passed first. SinkFailed.
+        """Waits until the shard's upper is at or past `frontier`, whichever process writes it. Returns False when `timeout_s`
+        passed first. Raises SinkFailed.
         """
         target = frontier_of(frontier)
         expect_seconds(timeout_s, "timeout_s")
@@ -334,7 +335,7 @@ class Sink:
             try:
                 end()
             except PersistError as error:
-                # Ends the other parts all the same. A lease lapses by itself; the sink's failure is more important.
+                # End the other parts, too. The lease lapses later, and the sink's own failure is more important.
                 _log.warning("could not end a part of a sink: %s", error, extra={"shard": self._writer.shard_id})
                 trouble = trouble or (None if isinstance(error, Unavailable) else error)
         if self._failure is not None and not self._was_raised:
@@ -385,7 +386,7 @@ class Sink:
         refresh = self.options.refresh
         rounded = frontier if refresh is None else refresh.frontier(frontier)
         self._check()
-        with self._lock:  # so that frontiers reach every inbox in order
+        with self._lock:  # the lock makes frontiers reach every inbox in order
             self._frontiers[index].advance(stream, rounded)
             common = reduce(Antichain.meet, [of.by_stream[stream] for of in self._frontiers])
             if common == self._desired.by_stream[stream]:
@@ -432,8 +433,8 @@ class Sink:
             self._parts.reader.step()
 
     def _report(self) -> None:
-        """Updates the metrics of all buffers, as of their last events (spec 18). The last worker to report has seen the
-        sizes of all.
+        """Updates the metrics of all buffers with their sizes after their last events (spec 18). The last worker that reports
+        has seen the sizes of all.
         """
         metrics, shard = self._machine.metrics, self._writer.shard_id
         with self._report_lock:

@@ -1,19 +1,19 @@
 """Reads back what a shard holds, as it grows: the persisted side of desired minus persisted.
 
     since < upper    a snapshot at upper - 1, then a listen from there                    the usual case
-    upper <= since   every batch as in state, and again when the upper moves              no time is readable yet
+    upper <= since   every batch in state, and again when the upper moves                 no time is readable yet
 
-SUBTLE: in the second case a snapshot at since would wait for the upper to pass it. Only the sink itself would move the upper, and it waits
-for the snapshot (spec 17.9). No reader can read before since either, so the time of an update before the upper does not matter: all of them
-are yielded at time 0. Once the upper has moved, the updates yielded before are read again from the version that is still pinned and
-retracted; then the new contents are yielded.
+SUBTLE: in the second case, a snapshot at since would wait for the upper to pass it. But only the sink itself would move the upper, and it
+waits for the snapshot (spec 17.9). No reader can read before since, so the times of updates before the upper do not matter: all of them are
+yielded at time 0. Once the upper has moved, the updates yielded before are read again, from the version that is still pinned, and are
+retracted. Then the new contents are yielded.
 
 Invariant: the frontier is never beyond the shard's upper. Otherwise a description that is still valid could be dropped.
 
-This module owns the reader. When its lease lapses (the machine slept), reading continues under a new lease at the same position: behind the
-frontier, or behind the rows of a snapshot that were already yielded, because snapshots are sorted. It cannot continue when since has passed
-the frontier meanwhile, nor when rows were yielded without their Progress. The missing updates are then unknown, and a new sink must receive
-all inputs again.
+This module owns the reader. When its lease lapses (the machine slept), reading continues under a new lease at the same position: after the
+frontier, or after the rows of a snapshot that were already yielded (snapshots are sorted). It cannot continue when since has passed the
+frontier meanwhile, nor when rows of a listen were yielded without their Progress. The missing updates are then unknown, and a new sink must
+receive all inputs again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from persist_engine.model.frontier import MINIMUM, Antichain
 
 _log = logging.getLogger(__name__)
 
-#: Memory for reading a snapshot, in addition to the sink's own (see Snapshot.to_batches).
+#: The memory for reading a snapshot, in addition to the sink's own (see Snapshot.to_batches).
 SNAPSHOT_MEMORY_BYTES = 64 << 20
-#: The limit on lapses in a row without progress between them. With more, no lease is long enough.
+#: The limit on consecutive lapses without progress. After more, the leases are too short to make progress at all.
 LAPSES_IN_A_ROW_MAX = 8
 
 
 class ReadBack:
-    """Events of one shard from its beginning on. One thread calls `events`; any thread may call `stop`."""
+    """The events of one shard from its beginning on. One thread calls `events`; any thread may call `stop`."""
 
     def __init__(
         self, open_reader: Callable[[], ReadHandle], writer: WriteHandle, *, on_upper: Callable[[Antichain], None]
@@ -60,17 +60,17 @@ class ReadBack:
         self._frontier: Antichain | None = None
         self._listen: Listen | None = None
         self._fresh = True
-        """Whether no updates were yielded, or all of them were retracted."""
+        """Whether no updates were yielded, or all yielded updates were retracted."""
         self._loose = False
-        """Whether rows were yielded since the last Progress that cannot be distinguished from those to come."""
+        """Whether rows were yielded since the last Progress, and a new reader could not tell them from later rows."""
         self._snapshot: tuple[int, int] | None = None
-        """(as_of, rows yielded) of the snapshot being yielded."""
+        """The as_of of the snapshot that is being yielded, and the number of its rows that were yielded."""
         self._whole: Snapshot | None = None
         """The pinned contents that were yielded at time 0, as long as the upper is not past since."""
 
     @property
     def frontier(self) -> Antichain:
-        """Everything that the shard holds before it was yielded."""
+        """The frontier before which everything that the shard holds was yielded."""
         return self._frontier or MINIMUM
 
     def stop(self) -> None:
@@ -79,13 +79,13 @@ class ReadBack:
         self._machine.watch.notify()
 
     def events(self, *, timeout_s: float | None = None) -> Iterator[Updates | Progress]:
-        """The updates since the last call, followed by Progress; waits for them. Empty when stopped, when closed, or when `timeout_s`
-        passed first. The diff of an update is its change of the contents; it is negative for retractions. Consume all events before the
-        next call.
+        """Waits for updates and yields those since the last call, followed by Progress. Yields nothing when stopped, when closed, or when
+        `timeout_s` passed first. The diff of an update is its change of the contents; it is negative for retractions. The caller must
+        consume all events before the next call.
 
-        A lapsed lease is replaced: events yielded before the lapse was noticed stay valid, and the next call continues. Fenced or
-        MissingBlob when reading cannot continue (see the module docstring). SchemaMismatch when the shard's schema has evolved past the
-        sink's schema. Storage errors when retries end.
+        A lapsed lease is replaced: events yielded before the lapse was noticed stay valid, and the next call continues. Raises Fenced or
+        MissingBlob when reading cannot continue (see the module docstring). Raises SchemaMismatch when the shard's schema has evolved past
+        the sink's. Raises storage errors when retries end.
         """
         if self.frontier.is_empty() or not self._wait(timeout_s):
             return
@@ -125,7 +125,7 @@ class ReadBack:
         if self._snapshot is not None:
             as_of, given = self._snapshot
             if not given:
-                self._snapshot = None  # no row was yielded, so another time will do
+                self._snapshot = None  # no row was yielded, so a snapshot at another time is fine
             elif not self.reader.since.less_equal(as_of):
                 raise _passed(SinceAhead(since=self.reader.since, as_of=as_of))
         elif not self._fresh and self._whole is None:
@@ -140,7 +140,7 @@ class ReadBack:
             self._whole = None
 
     def _wait(self, timeout_s: float | None) -> bool:
-        """Whether there are new events. At first there always are."""
+        """Waits and returns whether there are new events. The first call always returns True."""
         if self._frontier is None or self._fresh or self._snapshot is not None:
             self._machine.refresh()
             return not self._stopped.is_set()
@@ -154,7 +154,7 @@ class ReadBack:
         return bool(machine.wait(look, timeout_s))
 
     def _contents(self) -> Iterator[Updates | Progress]:
-        """Replaces what was yielded before: yields everything before the upper."""
+        """Yields everything before the upper, in place of what was yielded before."""
         since = self.reader.since
         if since.time is None:
             self.reader.check_open()
@@ -215,7 +215,7 @@ class ReadBack:
         return Updates(table)
 
     def _progress(self, frontier: Antichain) -> Progress:
-        # All rows so far were read from versions that this process knows by now, and so are their schemas.
+        # This process knows the versions from which all rows so far were read, and so their schemas, too.
         self._writer.check_newest_schema()
         self._fresh, self._loose, self._lapses_in_a_row = False, False, 0
         self._frontier = frontier

@@ -1,5 +1,5 @@
-"""Spill files of a sink's correction buffers: Arrow IPC files in one directory per worker. Not durable: they are deleted with the sink, and
-files left by a crash have no use.
+"""Spill files of a sink's correction buffers: Arrow IPC files in one directory for each worker. They are not durable: they are deleted with
+the sink, and files that a crash left are not used again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from persist_engine.rows import updates
 
 
 class SpillFiles:
-    """`flow.correction_chunks.Spill` on files. Not thread-safe. OSError when the disk is full or unavailable."""
+    """`flow.correction_chunks.Spill` on files. Not thread-safe. Raises OSError when the disk is full or unavailable."""
 
     def __init__(self, make_directory: Callable[[], Path]) -> None:
         """`make_directory` is called at the first spill and makes a directory for this buffer alone."""

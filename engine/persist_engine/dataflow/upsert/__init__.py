@@ -1,1 +1,1 @@
-"""Upserts: the last value per key."""
+"""Upserts: the last value of each key."""

@@ -1,5 +1,5 @@
-"""The updates that make each of many keys hold the value of its command, against what the shard holds of these keys. A merge of two sorted
-sides, vectorised over Arrow: it keeps no state.
+"""Computes the updates that give each of many keys the value of its command, from what the shard holds of these keys. This is a merge of
+two sorted sides, vectorised over Arrow. It keeps no state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from persist_engine.rows.updates import rows_at
 
 
 class NotOneValue(InvariantViolated):
-    """The shard holds other than one value of a key. `key`: an array of it alone; `held`: its values; `total`: the sum of their diffs."""
+    """The shard does not hold exactly one value of a key. `key` is an array of this key alone, `held` the number of its values, and `total`
+    the sum of their diffs.
+    """
 
     def __init__(self, key: pa.Array, held: int, total: int) -> None:
         super().__init__(f"the shard holds {held} values of key {str(key[0])[:200]} with a total diff of {total}")
@@ -30,16 +32,16 @@ class NotOneValue(InvariantViolated):
 def updates_against(
     commands: pa.Table, held: Iterable[pa.RecordBatch], *, keeps_greater: str | None = None
 ) -> Iterator[pa.Table]:
-    """The updates `key`, `val`, `diff`, after which each key of `commands` holds its value and no other; none where it holds it already.
-    Tables may have no rows, and are not consolidated.
+    """The updates `key`, `val`, `diff`, after which each key of `commands` holds its value and no other. There are none for a key that
+    holds its value already. Tables may have no rows, and are not consolidated.
 
-    `commands` has the columns `key`, each once and in order, `val`, `deleted` (remove the key, whatever `val` is), and `order`. `held` are
-    the rows `key`, `val`, `diff` of the shard at one time, consolidated and in order, at least those of the commands' keys.
-    `keeps_greater`: a field of the value, of the type of `order`. A key keeps a value that is greater in it than the command's order. Null
-    is less than all.
+    `commands` has the columns `key` (each key once, in order), `val`, `deleted` (remove the key, whatever `val` is), and `order`. `held`
+    yields the rows `key`, `val`, `diff` of the shard at one time, consolidated and in order, at least for the commands' keys.
+    `keeps_greater` names a field of the value, of the type of `order`: a key keeps its value if this field is greater than the command's
+    order. Null is less than all.
 
-    NotOneValue for a key of which the shard holds other than one value, with diff 1. Reads `held` table by table, and no further than the
-    last command; holds a table of it and the updates of as many commands.
+    Raises NotOneValue for a key unless the shard holds one value of it with diff 1, or none. Reads `held` table by table, and no further
+    than the last command. Holds one table of it, and the updates for the commands within its keys.
     """
     done, left = 0, None
     for batch in held:
@@ -58,7 +60,7 @@ def updates_against(
 
 
 def _rows_before(rows: pa.Table, key: bytes, start: int) -> int:
-    """How many rows of the table, in order, have lesser keys. At least `start` have."""
+    """The number of rows of the ordered table with lesser keys. It is at least `start`."""
     return bisect_left(range(rows.num_rows), key, lo=start, key=lambda row: key_bytes(rows, row))
 
 
@@ -68,7 +70,7 @@ def _no_rows(commands: pa.Table) -> pa.Table:
 
 
 def _decided(commands: pa.Table, held: pa.Table, keeps_greater: str | None) -> pa.Table:
-    """The updates of `commands`, of whose keys `held` has all rows."""
+    """The updates of `commands`. `held` must have all rows of their keys."""
     command_of = _commands_of(commands, held)
     mine = np.flatnonzero(command_of >= 0)
     command_of, diffs = command_of[mine], held.column("diff").to_numpy()[mine]
@@ -92,7 +94,7 @@ def _decided(commands: pa.Table, held: pa.Table, keeps_greater: str | None) -> p
 
 
 def _commands_of(commands: pa.Table, held: pa.Table) -> Positions:
-    """For each row of `held` the position of the command of its key; -1 without one."""
+    """For each row of `held`, the position of the command of its key; -1 if there is none."""
     count = commands.num_rows
     if not held.num_rows:
         return np.zeros(0, np.int64)
@@ -108,7 +110,7 @@ def _commands_of(commands: pa.Table, held: pa.Table) -> Positions:
 
 
 def _check_values(commands: pa.Table, command_of: Positions, diffs: Positions) -> None:
-    """NotOneValue for the first command whose key holds other than one value."""
+    """Raises NotOneValue for the first command whose key has rows, but not exactly one value with diff 1."""
     if (diffs == 1).all() and (command_of[1:] != command_of[:-1]).all():
         return
     held = np.bincount(command_of, minlength=commands.num_rows)
@@ -119,7 +121,7 @@ def _check_values(commands: pa.Table, command_of: Positions, diffs: Positions) -
 
 
 def _surpasses(theirs: pa.Table, ours: pa.Table, field: str) -> Bools:
-    """For each place whether the value of the shard is greater in `field` than the order of the command."""
+    """Whether `field` of each of the shard's values is greater than the order of the command at the same place."""
     held, orders = pc.struct_field(theirs.column("val"), [field]), ours.column("order")
     ranks = ranked(pa.chunked_array([*held.chunks, *orders.chunks], held.type))
     greater: Bools = ranks[: len(held)] > ranks[len(held) :]

@@ -1,8 +1,8 @@
 """UpsertFollower: keeps upsert state equal to the contents of a shard (spec 16.9).
 
 This module owns the leased reader, the listener and the life of the state. It hydrates the state from a snapshot at a readable time,
-follows appends, takes in this process's own appends, and starts over when one of these failed half way. It decides nothing and writes
-nothing except, when necessary, the frontier.
+follows appends, and takes in this process's own appends. If one of these failed half way, it starts over. It decides nothing, and writes
+nothing except the frontier, when necessary.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _NAME_CHARS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class Hydration:
-    """The progress of rebuilding the state at `as_of`, or of reading the keys of a call: `rows` of at most `rows_max` rows are merged."""
+    """The progress of rebuilding the state at `as_of`, or of reading the keys of a call: `rows` of at most `rows_max` rows were merged."""
 
     as_of: int
     rows: int
     rows_max: int
     fetched_bytes: int = 0
-    """What was fetched from the blob store so far to read the keys of a call."""
+    """The bytes fetched from the blob store so far to read the keys of a call."""
 
 
 class UpsertFollower:
     """The upsert state of one shard and the machine on it. Not thread-safe."""
 
     keeps_all = True
-    """Whether the state has all keys, whatever the commands."""
+    """Whether the state has all keys, and not only those of the commands."""
 
     def __init__(
         self,
@@ -78,19 +78,19 @@ class UpsertFollower:
 
     @property
     def upper(self) -> Antichain:
-        """Everything before it is in the state; {0} without state."""
+        """The frontier before which the state has everything; {0} without a state."""
         machine = self._machine
         return MINIMUM if machine is None else machine.persisted_frontier
 
     @property
     def state_bytes(self) -> int:
-        """The size of the state, by its store's estimate; 0 without state."""
+        """The size of the state, by its store's estimate; 0 without a state."""
         store = self._store
         return 0 if store is None else store.size_bytes
 
     def current(self, target: Antichain, _commands: pa.Table | None) -> UpsertMachine:
-        """The machine, with everything persisted before `target` in its state, whatever the commands at hand. SchemaMismatch when the
-        shard's schema has evolved past the writer's. InvariantViolated when the shard was not written by upserts only.
+        """The machine, with everything persisted before `target` in its state, whatever the commands are. Raises SchemaMismatch when the
+        shard's schema has evolved past the writer's. Raises InvariantViolated when the shard was not written by upserts only.
         """
         if self._reader is not None and self._reader.since.is_empty():
             self._forget_reader()
@@ -101,11 +101,11 @@ class UpsertFollower:
             try:
                 if target <= machine.persisted_frontier:
                     self._let_go(machine)
-                    self._writer.check_newest_schema()  # the schemas of everything received so far are known
+                    self._writer.check_newest_schema()  # this process knows the schemas of everything received so far
                     return machine
                 self._follow(machine)
             except (Fenced, InvariantViolated, MissingBlob) as error:
-                # A lease that expired unnoticed looks like this, and that is no fault. If the cause is another, the new reader raises it.
+                # A lease that expired unnoticed looks like this, and is not an error. If there is another cause, the new reader raises it.
                 text = "following the shard from %s ended, hydrating again: %s"
                 _log.info(text, machine.persisted_frontier, error, extra={"shard": self.shard_id})
                 self._forget_reader()
@@ -148,16 +148,16 @@ class UpsertFollower:
     # -- hydrating and following --------------------------------------------------------------------------------------
 
     def _let_go(self, machine: UpsertMachine) -> None:
-        """Lets since advance to the last persisted time. A handle that only writes never reads on, and must not keep the shard from being
-        compacted (spec 20, bug 9).
+        """Lets since advance to the last persisted time. A handle that only writes does not read further, and must not block compaction
+        (spec 20, bug 9).
         """
         upper = machine.persisted_frontier
         if self._reader is not None and upper.time:
             self._reader.maybe_downgrade_since(Antichain.of(upper.newest_complete))
 
     def _forget_reader(self) -> None:
-        """Drops the state and expires the reader. When its lease lapsed, other processes may have moved since past it, or collected the
-        blobs that it was about to read.
+        """Drops the state and expires the reader. When the lease lapsed, since may have moved past the reader's, or the blobs that it was
+        about to read may have been collected.
         """
         self.drop_state()
         reader, self._reader = self._reader, None
@@ -165,7 +165,7 @@ class UpsertFollower:
             reader.expire()
 
     def _hydrate(self) -> UpsertMachine:
-        """A new state from the shard's contents at a readable time."""
+        """Makes a new state from the shard's contents at a readable time."""
         began_s = self._writer.machine.env.monotonic_s()
         self.drop_state()
         try:
@@ -210,8 +210,8 @@ class UpsertFollower:
             raise self._named(error, reader, as_of) from error
 
     def _named(self, error: InvariantViolated, reader: ReadHandle, as_of: int) -> InvariantViolated:
-        """`error` with the shard and some of the bad keys as users know them. The keys are read again, because hashes mean nothing outside
-        this handle.
+        """`error`, with the shard and with some of the bad keys in the form that users know. Reads the keys again, because hashes mean
+        nothing outside this handle.
         """
         wanted = pa.array(error.detail.get("hashes", ()), HASH_TYPE)
         names: list[str] = []
@@ -257,7 +257,7 @@ class UpsertFollower:
         return UpsertState(self._open_store("provisional"), seed=self._rows.seed)
 
     def _merge(self, merge: Callable[[], MergeStats]) -> None:
-        """Merges into the state, counted and timed."""
+        """Calls `merge`, which merges into the state, and records its counts and its time."""
         env, metrics, shard = self._writer.machine.env, self._writer.machine.metrics, str(self.shard_id)
         began_s = env.monotonic_s()
         stats = merge()
@@ -284,8 +284,8 @@ class UpsertFollower:
 
 
 def readable_time(writer: WriteHandle, reader: ReadHandle, recent: Antichain) -> int | None:
-    """The last time written before `recent`, an upper just fetched, or since when that is later; None when nothing was ever written.
-    InvalidUsage for a shard that is closed.
+    """The last time written before `recent`, an upper just fetched, or the reader's since if that is later. None when nothing was ever
+    written. Raises InvalidUsage for a closed shard.
     """
     while True:
         upper, since = recent.time, reader.since.time
@@ -298,7 +298,7 @@ def readable_time(writer: WriteHandle, reader: ReadHandle, recent: Antichain) ->
         as_of = max(since, Antichain(upper).newest_complete)
         if as_of < upper:
             return as_of
-        # SUBTLE: since is at or past upper. Times before since are indistinguishable, so the contents are read at since once upper is
-        # past it. Only the frontier is appended (spec 20, bug 31).
+        # SUBTLE: since is at or past upper. Times before since are indistinguishable, so the contents can only be read at since, once upper
+        # is past it. So append the frontier alone (spec 20, bug 31).
         writer.compare_and_append([], expected_upper=Antichain.of(upper), new_upper=Antichain.of(as_of + 1))
         recent = writer.fetch_recent_upper()

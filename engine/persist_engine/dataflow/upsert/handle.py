@@ -1,8 +1,8 @@
 """UpsertHandle: turns commands (key, value or nothing, order) into updates of a shard. The current value of every key is rebuilt from the
 shard itself (spec 16).
 
-This module owns the parts and their order of work: a reader that hydrates and follows, the machine that decides (flow.upsert), a writer
-that appends. It does not know how values are consolidated or stored.
+This module owns the parts and the order of their work: a reader that hydrates and follows, the machine that decides (flow.upsert), and a
+writer that appends. It does not know how values are consolidated or stored.
 
     commands ──▶ UpsertRows ──▶ UpsertMachine ──drain──▶ WriteHandle.compare_and_append ──▶ shard
                                      ▲                             │ acknowledged: the written updates are known
@@ -46,10 +46,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Upserted:
-    """The commands are decided and their effect is part of the shard, whose upper then was `upper`.
+    """The commands are decided, and their effect is part of the shard; `upper` is its upper after the call.
 
     `late` counts dropped commands: their time was already written, before the call or by a faster process. `maintenance` is the work that
-    should be done soon.
+    fell due.
     """
 
     upper: Antichain
@@ -80,7 +80,7 @@ class UpsertHandle(Expiring):
         keeps_all: bool = True,
         on_hydration: Callable[[Hydration], None] | None = None,
     ) -> None:
-        """`keeps_all`: whether the current value of every key is kept, and not only read for the commands at hand."""
+        """`keeps_all` says whether the handle keeps the current value of every key, or reads only those of the commands of each call."""
         seed = np.frombuffer(writer.machine.env.random_bytes(32), np.uint64)
         self._writer = writer
         self._rows = UpsertRows(writer.schema, seed)
@@ -101,7 +101,7 @@ class UpsertHandle(Expiring):
 
     @property
     def upper(self) -> Antichain:
-        """Everything before it is in the handle's state. No round trip. {0} before the first hydration."""
+        """The frontier before which the handle's state has everything; {0} before the first hydration. Makes no round trip."""
         return self._shard.upper
 
     @property
@@ -110,9 +110,9 @@ class UpsertHandle(Expiring):
         return self._shard.state_bytes
 
     def hydrate(self) -> Antichain:
-        """Brings the state up to everything that was acknowledged before the call, and returns the shard's upper. Every other call does the
-        same; this one shows when the wait is over. InvariantViolated, with the number of bad keys and their sums, when the shard was not
-        written by upserts only.
+        """Updates the state with everything that was acknowledged before the call, and returns the shard's upper. Every other call does
+        this, too; call this one to know when the wait is over. Raises InvariantViolated, with the number of bad keys and their sums, when
+        the shard was not written by upserts only.
         """
         with self._turn():
             return self._shard.current(self._writer.fetch_recent_upper(), None).persisted_frontier
@@ -126,15 +126,15 @@ class UpsertHandle(Expiring):
         expected_progress: bytes | None = None,
         commit_info: bytes | None = None,
     ) -> Upserted | ProgressMismatch:
-        """Sets each key to its value, or deletes it where `val` is null, all at one time that the handle chooses: the clock's, unless the
-        shard's upper is later. After a lost race the commands are decided anew at a later time, so they always take effect.
+        """Sets each key to its value, or deletes it where `val` is null, all at one time that the handle chooses: that of the clock, or the
+        shard's upper if it is later. After a lost race the commands are decided anew at a later time, so they always take effect.
 
-        Among several commands for one key the greatest `order` wins; among equal orders the first; without that column the last command.
-        `keeps_greater`: a field of the value, of integers, dates or instants. A key keeps a value that is greater in it than the command's
-        `order`, which then is of the same kind, to the unit. InvalidUsage for other fields and orders.
+        Among several commands for one key, the greatest `order` wins, and among equal orders the first. Without that column, the last
+        command wins. `keeps_greater` names a field of the value, of integers, dates or instants: a key keeps its value if this field is
+        greater than the command's `order`, which must have the same kind and unit. Raises InvalidUsage for other fields and orders.
 
-        Linearized: the shard's contents after Upserted are those before with exactly these commands applied. `progress` and
-        `commit_info` as in `WriteHandle.compare_and_append`; ProgressMismatch: nothing was written.
+        Linearized: the shard's contents after Upserted are the contents before, with exactly these commands applied. `progress` and
+        `commit_info` are as in `WriteHandle.compare_and_append`. Returns ProgressMismatch when nothing was written.
         """
         expect_progress(progress, expected_progress)
         expect_commit_info(commit_info)
@@ -153,11 +153,11 @@ class UpsertHandle(Expiring):
         progress: tuple[str, bytes] | None = None,
         expected_progress: bytes | None = None,
     ) -> Upserted | ProgressMismatch:
-        """As `upsert`, at the times of the column `time`, all before `upper`, to which the shard's upper advances. For replicas of one
-        input and for replays: the first process writes a time. Commands at written times are dropped (`late`), so a repetition changes
-        nothing. `progress` is stored even when all commands were written before.
+        """Like `upsert`, but at the times in the column `time`, all before `upper`, to which the shard's upper advances. This is for
+        replicas of one input and for replays: the first process writes a time. Commands at written times are dropped (`late`), so a
+        repetition changes nothing. `progress` is stored even when all commands were written before.
 
-        Within one time, orders decide as in `upsert`; a later time wins whatever its order. UpdateBeyondUpper.
+        Within one time, orders decide as in `upsert`. A later time wins, whatever its order. Raises UpdateBeyondUpper.
         """
         upper = frontier_of(upper, "upper")
         expect_progress(progress, expected_progress)
@@ -169,12 +169,12 @@ class UpsertHandle(Expiring):
             return self._write(rows, upper, progress, expected_progress)
 
     def upsert_stream(self, commands: Iterable[Any]) -> Upserted | UpperMismatch:
-        """As `upsert` of all tables or batches of `commands` at one time, with one of them in memory at a time, for input that does not fit
-        in memory. All of it becomes visible at once.
+        """Like `upsert` of all tables or batches of `commands` at one time, but holds only one of them in memory. This is for input that
+        does not fit into memory. All of it becomes visible at once.
 
-        UpperMismatch: another process wrote meanwhile, and nothing was written. The commands were consumed, so the caller must supply them
-        again. Without an `order` column each table comes after those before it. InvalidUsage when the orders of two tables do not compare:
-        integers in one, and in another instants, another unit, or none.
+        Returns UpperMismatch when another process wrote meanwhile; then nothing was written. The commands were consumed, so the caller must
+        supply them again. Without an `order` column, each table comes after those before it. Raises InvalidUsage when the orders of two
+        tables do not compare: one has integers, and the other has instants, another unit, or none.
         """
         expect(commands, Iterable, "commands", "an iterable of Arrow tables or record batches")
         if not self._shard.keeps_all:
@@ -224,7 +224,7 @@ class UpsertHandle(Expiring):
             machine.forget_commands()
             if upper is None:
                 time = self._choose_time(machine)
-                # Anew after a lost race: the winner may have written a greater value.
+                # Do this again after a lost race, because the winner may have written a greater value.
                 kept = rows if rank is None else self._rows.not_surpassed(rows, machine.values(rows), rank)
                 late = machine.on_commands(_at(kept, time))
                 machine.on_input_frontier(Antichain.of(time + 1))
@@ -266,7 +266,7 @@ class UpsertHandle(Expiring):
         if isinstance(outcome, Appended):
             try:
                 self._shard.take_in(emission)
-            except PersistError as error:  # the append stands; only the state must be rebuilt
+            except PersistError as error:  # the append is committed; only the state must be rebuilt
                 text = "upsert state did not take in what was appended, it will be hydrated again: %s"
                 _log.warning(text, error, extra={"shard": self.shard_id})
                 self._shard.drop_state()
@@ -319,13 +319,13 @@ class UpsertHandle(Expiring):
 
     def _open_time(self) -> tuple[UpsertMachine, Antichain]:
         """A time to write at, after advancing the shard's upper to it."""
-        # Fetched, not guessed: the stream is consumed before its append could report other writers.
+        # The upper must be a fetched one, because the stream is consumed before its append could report other writers.
         shared = self._writer.fetch_recent_upper()
         at = MINIMUM
         while True:
             machine = self._shard.current(shared, None)
             machine.forget_commands()
-            # Chosen once: the clock moves on while the frontier advances to it.
+            # Choose the time once, because the clock moves on while the frontier advances to it.
             at = machine.persisted_frontier.join(at if at > MINIMUM else Antichain.of(self._choose_time(machine)))
             machine.on_input_frontier(at)
             ahead = machine.drain()

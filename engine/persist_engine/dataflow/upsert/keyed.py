@@ -1,7 +1,7 @@
 """KeyedReads: what a shard holds of the keys of one call, read from the shard at that call (spec 16.12).
 
-The other way to `follow`, with the same machine: nothing is hydrated and nothing is kept, so any shard may be upserted into at once. Each
-call reads the parts, and of these the row groups, that can hold one of its keys. This module decides nothing.
+This is the alternative to `follow`, with the same machine: nothing is hydrated and nothing is kept, so upserts into any shard may begin at
+once. Each call reads the row groups of parts that can hold one of its keys. This module decides nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from persist_engine.rows.predicate import Predicate
 
 _log = logging.getLogger(__name__)
 
-#: The memory for the parts that a call reads. Only rows with its keys stay.
+#: The memory for the parts that a call reads. Only the rows with its keys stay in memory.
 _READ_BYTES = 64 * MIB
 
 
@@ -44,7 +44,7 @@ class _Asked:
 
 
 class KeyedReads:
-    """As `UpsertFollower`, for the keys of one call at a time. Not thread-safe."""
+    """Like `UpsertFollower`, but for the keys of one call at a time. Not thread-safe."""
 
     keeps_all = False
 
@@ -62,12 +62,12 @@ class KeyedReads:
         self._reader: ReadHandle | None = None
         self._asked: _Asked | None = None
         self.upper = MINIMUM
-        """Everything before it was known at the last call."""
+        """The frontier before which everything was known at the last call."""
         self.state_bytes = 0
 
     def current(self, target: Antichain, commands: pa.Table | None) -> UpsertMachine:
-        """The machine, with everything that was persisted before `target` of the keys of `commands`; None asks for no key. Errors as of
-        `UpsertFollower.current`, and InvariantViolated only for keys of `commands`.
+        """The machine, with everything that was persisted before `target` for the keys of `commands` (None: for no keys). Raises the errors
+        of `UpsertFollower.current`, but InvariantViolated only for keys of `commands`.
         """
         asked = self._asked
         wanted = self._rows.no_commands() if commands is None else commands
@@ -77,7 +77,7 @@ class KeyedReads:
                 machine = self._followed(target)
             self._let_go(machine.persisted_frontier)
         except (Fenced, MissingBlob) as error:
-            # A lease that expired unnoticed looks like this, and that is no fault. If the cause is another, the new reader raises it.
+            # A lease that expired unnoticed looks like this, and is not an error. If there is another cause, the new reader raises it.
             _log.info("reading the keys again: %s", error, extra={"shard": self._writer.shard_id})
             self.expire()
             machine = self._read(wanted)
@@ -86,13 +86,13 @@ class KeyedReads:
         return machine
 
     def take_in(self, emission: Emission) -> None:
-        """Notes this process's own append. What it wrote is read when it is asked for."""
+        """Notes this process's own append. Its updates are read when a later call needs them."""
         self.drop_state()
         self.upper = emission.upper
         self._let_go(self.upper)
 
     def tidy_up(self) -> None:
-        """After a failed call: forgets its keys."""
+        """Forgets the keys of a failed call."""
         self.drop_state()
 
     def drop_state(self) -> None:
@@ -153,7 +153,7 @@ class KeyedReads:
         self._reach(machine, Antichain.of(as_of + 1), commands)
 
     def _followed(self, target: Antichain) -> UpsertMachine:
-        """The machine of the last call, with what was written before `target`, without another read of its keys where that can be."""
+        """The machine of the last call, extended by what was written before `target`. Avoids another read of its keys if possible."""
         asked, reader = self._asked, self._reader
         assert asked is not None
         assert reader is not None

@@ -1,4 +1,4 @@
-"""Of several rows of a key the last one, by an order. Vectorised over Arrow."""
+"""Chooses the last row of each key, by an order. Vectorised over Arrow."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from persist_engine.rows.updates import rows_at
 
 Positions = npt.NDArray[np.int64]
 
-#: So many rows of a stream are collected at least before all but the last of each key are dropped.
+#: At least this many rows of a stream are collected before all but the last row of each key are dropped.
 _CHUNK_ROWS = 1 << 17
-#: And at least so many times the rows that were kept: each row is then sorted about once.
+#: Also, at least this many times the rows that were kept, so that each row is sorted about once.
 _KEPT_FACTOR = 4
 
 
@@ -30,20 +30,20 @@ class Undecided:
 
 
 def last_of_each_key(rows: pa.Table, order: pa.Array | None, deleted: Bools | None = None) -> Positions | Undecided:
-    """The position of the row with the greatest `order` of each key, in the order of keys. A null order is less than all, also within a
-    struct, and NaN greater than all numbers. Without `order` all rows of a key are equally great.
+    """The position of the row with the greatest `order` for each key, in the order of keys. A null order is less than all, also within a
+    struct, and NaN is greater than all numbers. Without `order`, all rows of a key are equally great.
 
-    Of several such rows any one, if they are equal; Undecided if those of some key differ in `val` or `deleted`. Rows are equal as the
-    engine consolidates them. `rows` has the structs `key` and `val`, which has no nulls at its top level. ArrowNotImplementedError for an
-    order whose values have none.
+    If several rows of a key are equally great, any one is chosen if they are equal. Returns Undecided if those of some key differ in `val`
+    or `deleted`. Rows are equal if the engine would consolidate them. `rows` has the structs `key` and `val`, without nulls at their top
+    level. Raises ArrowNotImplementedError for a type of `order` whose values have no order.
     """
     last, tied, _ = _last_and_tied(rows, order, deleted)
     return Undecided(last[tied]) if len(tied) else last
 
 
 class LastOfKeys:
-    """The last row of each key, as `last_of_each_key` chooses, of rows that come table by table. Holds some times as many rows as there are
-    keys, however many rows a key has.
+    """Chooses the last row of each key, as `last_of_each_key` does, among rows that come table by table. The number of rows in memory is a
+    small multiple of the number of keys, however many rows a key has.
     """
 
     def __init__(self) -> None:
@@ -51,18 +51,18 @@ class LastOfKeys:
         self._rows = self._kept = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Takes rows: columns `key`, `val`, `order`, and `deleted`, which has no nulls."""
+        """Adds rows with the columns `key`, `val`, `order`, and `deleted`, which has no nulls."""
         self._tables.append(rows)
         self._rows += rows.num_rows
         if self._rows > max(_CHUNK_ROWS, _KEPT_FACTOR * self._kept):
             last, _, others = self._chosen()
-            # A later row may be greater than two that differ.
+            # Keep both of two rows that differ, because a later row may be greater than both.
             self._tables = [rows_at(self._tables[0], np.concatenate([last, others]))]
             self._rows = self._kept = len(last) + len(others)
 
     def result(self) -> tuple[pa.Table, Positions] | None:
-        """The last rows, in the order of keys, and the positions of those that are not: of their key, another row is as great and differs.
-        None when no table was added. For one use.
+        """The last rows, in the order of keys, and the positions of undecided ones: another row of their key is equally great and differs.
+        None when no table was added. May be called once.
         """
         if not self._tables:
             return None
@@ -81,14 +81,14 @@ class LastOfKeys:
 def _last_and_tied(
     rows: pa.Table, order: pa.Array | pa.ChunkedArray | None, deleted: Bools | None
 ) -> tuple[Positions, Positions, Positions]:
-    """The position of a greatest row of each key, in the order of keys; the places in it of keys without a last row; and for each of these
-    the position of an equally great row that differs.
+    """Returns the position of a greatest row of each key, in the order of keys; the indices in it of keys without a last row; and for each
+    of these the position of an equally great row that differs.
     """
     sorting, equal = order_and_equal(flat_columns(rows, ("key",)), rows.num_rows)
     none = np.zeros(0, np.int64)
     if not equal.any():
         return sorting, none, none
-    keys = np.cumsum(np.append(0, ~equal))  # numbers of the keys, for each position in `sorting`
+    keys = np.cumsum(np.append(0, ~equal))  # the number of the key at each position in `sorting`
     if order is not None:
         ranks = ranked(order)[sorting]
         starts = np.flatnonzero(np.append(True, ~equal))
@@ -104,8 +104,8 @@ def _last_and_tied(
 
 
 def ranked(order: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.signedinteger]:
-    """Numbers that compare as the values do, equal ones alike: null is the least, also within structs, and NaN the greatest. At least one
-    value. ArrowNotImplementedError for a type whose values have no order.
+    """Numbers that compare as the values do. Null is the least, also within structs, and NaN the greatest. There must be at least one
+    value. Raises ArrowNotImplementedError for a type whose values have no order.
     """
     column = order if isinstance(order, pa.ChunkedArray) else pa.chunked_array([order])
     if is_whole(column.type) and not column.null_count:
@@ -132,7 +132,7 @@ def _nulls_first(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
 
 
 def _is_sorted_here(kind: pa.DataType) -> bool:
-    """Whether the engine itself orders values of the type. Arrow ranks others, which no shard holds."""
+    """Whether the engine itself orders values of the type. Arrow ranks values of other types, which no shard holds."""
     return bool(
         is_whole(kind)
         or pa.types.is_boolean(kind)
@@ -145,7 +145,7 @@ def _is_sorted_here(kind: pa.DataType) -> bool:
 
 
 def _differing(rows: pa.Table, deleted: Bools | None, keys: Positions) -> tuple[Positions, Positions, Positions]:
-    """The numbers in `keys` under which some rows differ in `val` or `deleted`, in order, and two such rows of each."""
+    """The numbers in `keys` whose rows differ in `val` or `deleted`, in order, and two differing rows for each."""
     numbered = [pa.chunked_array([pa.array(of)]) for of in (keys, deleted) if of is not None]
     sorting, equal = order_and_equal([*numbered, *flat_columns(rows, ("val",))], rows.num_rows)
     sorted_keys = keys[sorting]

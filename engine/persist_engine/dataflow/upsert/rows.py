@@ -24,7 +24,7 @@ _COLUMNS = {"key", "val", "order", "time"}
 
 
 class UpsertRows:
-    """Converts rows of `schema`. `seed` is the secret of the hashes; hashes of two seeds cannot be compared."""
+    """Converts rows of `schema`. `seed` is the secret of the hashes. Hashes with different seeds cannot be compared."""
 
     def __init__(self, schema: Schema, seed: UInt64s) -> None:
         self._schema = schema
@@ -33,12 +33,12 @@ class UpsertRows:
         self._key_codec, self._val_codec = RowCodec(schema.key_type), RowCodec(schema.val_type)
 
     def commands(self, given: Any, *, has_time: bool, first_row: int = 0) -> pa.Table:
-        """The columns hash, key, value, order (and time) of a table or record batch of commands. Its columns are `key`; `val`, null to
-        delete the key; optionally `order`, integers or instants, by default the row number counted from `first_row`; and `time` if
-        `has_time`.
+        """The columns hash, key, value, order (and time) of a table or record batch of commands. It must have the columns `key`; `val`,
+        which is null to delete the key; optionally `order`, of integers or instants (the default is the row number counted from
+        `first_row`); and `time` if `has_time`.
 
-        SchemaMismatch names every column that differs from the schema or holds a forbidden null. InvalidUsage for an order or time that
-        does not fit.
+        Raises SchemaMismatch, which names every column that differs from the schema or holds a forbidden null. Raises InvalidUsage for an
+        order or time that does not fit.
         """
         table = pa.Table.from_batches([given]) if isinstance(given, pa.RecordBatch) else given
         if not isinstance(table, pa.Table):
@@ -80,11 +80,13 @@ class UpsertRows:
 
     @staticmethod
     def hashes_to_find(commands: pa.Table) -> pa.Array:
-        """What `updates_among` looks for: a part of the hash of each key."""
+        """The part of the hash of each key for which `updates_among` looks."""
         return pa.array(hashes_of(commands)[:, 0])
 
     def updates_among(self, table: pa.Table, wanted: pa.Array) -> pa.Table:
-        """As `updates`, of the rows whose keys have the hashes `wanted`, and hardly others. The values of those are not encoded."""
+        """Like `updates`, for the rows whose keys have the hashes `wanted`, and hardly any others. Does not encode the values of the
+        rest.
+        """
         words = self._words_of(table.column("key"))
         found = pc.is_in(pa.array(words[:, 0]), value_set=wanted).to_numpy(zero_copy_only=False)
         return self._updates(table.filter(pa.array(found)), words[found])
@@ -97,7 +99,7 @@ class UpsertRows:
         )
 
     def to_updates(self, emitted: pa.Table) -> pa.Table:
-        """The machine's output in the form that a writer takes."""
+        """Converts the machine's output to the form that a writer takes."""
         if not emitted.num_rows:
             return self._schema.updates_schema.empty_table()
         val = self._val_codec.decode(emitted.column("value").combine_chunks())
@@ -105,7 +107,7 @@ class UpsertRows:
         return pa.table(columns, schema=self._schema.updates_schema)
 
     def rank_field(self, name: str, commands: pa.Table | pa.RecordBatch) -> int:
-        """The position of a field of the value that ranks values as the orders of `commands` do. InvalidUsage for another."""
+        """The position of the field `name` of the value. Raises InvalidUsage unless it can be compared with the orders of `commands`."""
         position: int = self._schema.val.get_field_index(name)
         if position < 0:
             raise InvalidUsage(f"the value has no field {name}")
@@ -119,8 +121,8 @@ class UpsertRows:
         return position
 
     def not_surpassed(self, commands: pa.Table, held: pa.LargeBinaryArray, field: int) -> pa.Table:
-        """The commands without those whose order is less than the `field` of what their key holds (null: nothing). A null order is less
-        than all; a null field surpasses nothing.
+        """The commands, without those whose order is less than the `field` of the value that their key holds (null: none). A null order is
+        less than all. A null field surpasses nothing.
         """
         there = held.is_valid()
         if held.null_count == len(held):
@@ -174,7 +176,7 @@ def _hashes(words: UInt64s) -> pa.Array:
 
 
 def _kind(order: pa.DataType) -> str:
-    """Orders of one kind compare by their numbers."""
+    """The kind of an order. Orders of one kind can be compared by their numbers."""
     return "whole numbers" if pa.types.is_integer(order) else str(order)
 
 

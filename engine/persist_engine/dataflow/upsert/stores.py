@@ -1,4 +1,4 @@
-"""Storage of upsert state: creates the store that a handle requests, behind the port of `flow.upsert_store`, and meters it."""
+"""Storage of upsert state: creates the store for a handle's backend, behind the port of `flow.upsert_store`, and meters it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from persist_engine.flow.word_rows import Int64s, UInt64s
 
 Backend = Literal["memory", "rocksdb", "auto", "shard"]
 
-#: With `auto`, larger state goes to disk. This is half a million keys with short values.
+#: With `auto`, a state larger than this moves to disk. This is enough for half a million keys with short values.
 SPILL_BYTES = 64 * MIB
 
 
 def store_opener(
     backend: str, directory: Path | str | None, *, spill_bytes: int, env: Env, metrics: Metrics
 ) -> OpenStore:
-    """A function that opens the stores of one handle. InvalidUsage for an unknown backend, or a disk backend without a directory or
-    without RocksDB.
+    """A function that opens the stores of one handle. Raises InvalidUsage for an unknown backend, and for a disk backend without a
+    directory or without RocksDB.
     """
     if backend not in get_args(Backend):
         raise InvalidUsage(f"unknown upsert backend {backend!r}: use memory, rocksdb, auto or shard")
@@ -37,7 +37,7 @@ def store_opener(
     if directory is None:
         raise InvalidUsage(f"the upsert backend {backend} needs a directory of its own on a local disk")
     folder = Path(directory)
-    # Also for `auto`: a handle that has to spill must not find out then that it cannot.
+    # Check this for `auto`, too, so that a handle does not find out only when it must spill.
     with needs_extra("rocksdb", f"the upsert backend {backend}"):
         from persist_engine.storage.upsert_rocks import RocksStore
 
@@ -52,7 +52,7 @@ def store_opener(
 
 
 class MeteredStore:
-    """A store that counts and times its gets and puts, and records a failure: its contents are then unknown."""
+    """A store that counts and times its gets and puts. It records a failure, because its contents are then unknown."""
 
     def __init__(self, inner: KeyValues, env: Env, metrics: Metrics) -> None:
         self._inner, self._env, self._metrics = inner, env, metrics
