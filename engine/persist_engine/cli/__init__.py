@@ -1,1 +1,1 @@
-"""Room 6: the `persist` command line."""
+"""The `persist` command line."""

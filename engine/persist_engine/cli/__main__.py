@@ -1,4 +1,4 @@
-"""`persist` and `python -m persist_engine.cli`: starts the command line, or says which extra brings it."""
+"""`persist` and `python -m persist_engine.cli`: starts the command line, or says which extra installs it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from persist_engine.cli.startup import keep_pandas_out, load_without_collection
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit. Without its packages: one line on stderr, and the exit code of usage. An
-    interrupt while it loads ends it in silence, as a later one does.
+    """Run the command line of this process and exit. When its packages are not installed, it prints one line on stderr and exits with the
+    code of usage. An interrupt ends the process silently, also while the command line loads.
     """
     keep_pandas_out()
     load_without_collection()
     if sys.argv[1:] == ["--version"]:
-        with suppress(OSError, AttributeError):  # which the long way reports
+        with suppress(OSError, AttributeError):  # the code below reports these errors
             sys.stdout.write(f"persist {__version__}\n")
             sys.stdout.flush()
             sys.exit(0)
@@ -32,7 +32,7 @@ def main() -> NoReturn:
     except InvalidUsage as error:
         sys.stderr.write(f"error: {error.kind.value}: {error}\n")
         sys.exit(EXIT_USAGE)
-    except KeyboardInterrupt:  # loading takes long enough for a change of mind
+    except KeyboardInterrupt:  # loading takes so long that a user may interrupt it
         sys.exit(EXIT_INTERRUPTED)
     try:
         run()
@@ -41,14 +41,15 @@ def main() -> NoReturn:
 
 
 def _end(ended: SystemExit) -> NoReturn:
-    """Ends the process as `ended` says, without taking the interpreter apart.
+    """Ends the process with the code of `ended`, without finalizing the interpreter.
 
-    SUBTLE: Arrow's threads may still let go of buffers that Python owns. A thread that asks for the interpreter's lock while the
-    interpreter is taken apart is ended within C++ code, which aborts the process: after all was done, with code 134.
+    SUBTLE: Arrow's threads may still release buffers that Python owns. When a thread asks for the interpreter's lock while the
+    interpreter is being finalized, Python ends that thread within C++ code. That aborts the process with code 134 although the command
+    had succeeded.
     """
     if ended.code is None or isinstance(ended.code, int):
         atexit._run_exitfuncs()
-        with suppress(OSError):  # what could not be written is reported in the ordinary way
+        with suppress(OSError):  # an ordinary exit then reports that the output could not be written
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(ended.code or 0)

@@ -13,11 +13,11 @@ from persist_engine.base.errors import (
     Unavailable,
 )
 
-#: `persist admin proof`: something is left.
+#: `persist admin proof` found that something is left.
 EXIT_NOT_PROVEN = 3
 EXIT_USAGE = 64
 EXIT_CORRUPT = 74
-#: The first that fits counts; subclasses before their parents.
+#: The first class that fits decides, so subclasses stand before their parents.
 EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
     (InvalidUsage, EXIT_USAGE),
     (StorageError, 70),
@@ -33,5 +33,5 @@ EXIT_PIPE = 141
 
 
 def exit_code(error: PersistError) -> int:
-    """What the process ends with for `error`."""
+    """The code with which the process exits after `error`."""
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))

@@ -1,5 +1,5 @@
-"""Writers of record batches: a table for people (where no terminal is, text with tabs), Arrow IPC, Parquet, CSV, JSON
-lines. Files appear complete or not at all.
+"""Writers of record batches: a table on a terminal, tab-separated text elsewhere, Arrow IPC, Parquet, CSV and JSON lines. A file
+appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from persist_engine.storage.directories import sync_directory
 
 Write = Callable[[pa.RecordBatch], None]
 
-#: What would end a cell or a row of text, and the character that says so.
+#: Characters that would end a cell or a row of text, and the backslash that escapes them.
 _ESCAPED = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _NULL = "\\N"
-#: What Arrow writes in the place of a date or a time without a zone in a year that its text cannot have.
+#: Arrow writes this in place of a date, or of a time without a zone, whose year its text cannot express.
 _OUT_OF_RANGE = "<value out of range"
 
 
 def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of the collection: key fields, then value fields, each row diff times. A name in both gets `key.` and
-    `val.`.
+    """Rows of the collection: key fields, then value fields. A row whose diff is n comes n times. A name that is in both gets the prefix
+    `key.` or `val.`.
 
-    InvariantViolated when a row counts less than nothing: the writer retracted what was not there.
+    Raises InvariantViolated when the diff of a row is negative: the writer retracted a row that was not there.
     """
     diffs = batch.column("diff").to_numpy(zero_copy_only=False)
     if (diffs < 0).any():
@@ -52,7 +52,7 @@ def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def flattened_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Changes as rows: when and what, in `_time` and `_change`, then as `flattened`."""
+    """Changes as rows: the columns `_time` and `_change`, then the columns of `flattened`."""
     flat = _side_by_side(batch, taken=("_time", "_change"))
     change = batch.column("change").cast(pa.string())
     return pa.RecordBatch.from_arrays(
@@ -61,7 +61,7 @@ def flattened_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _side_by_side(batch: pa.RecordBatch, *, taken: Sequence[str] = ()) -> pa.RecordBatch:
-    """The fields of key and then of val as columns; a name that both have, or that is `taken`, gets its side before it."""
+    """The fields of key and then of val as columns. A name that both have, or that is in `taken`, gets its side as a prefix."""
     sides = {name: batch.column(name) for name in ("key", "val")}
     names = {name: [field.name for field in column.type] for name, column in sides.items()}
     columns: list[pa.Array] = []
@@ -76,8 +76,8 @@ def _side_by_side(batch: pa.RecordBatch, *, taken: Sequence[str] = ()) -> pa.Rec
 
 @contextmanager
 def writing(format_name: str, path: Path | None, schema: pa.Schema) -> Iterator[Write]:
-    """What to call with every batch. `path` None: standard output. The file is moved into place when the block ends
-    well, and durable then. A link is followed; a device or a pipe is written to as it is.
+    """Yields the function to call with every batch. `path` None means standard output. The file is moved into place when the block
+    ends without an error, and it is durable then. A link is followed; a device or a pipe is written to in place.
     """
     if path is None:
         if format_name in ("arrow", "parquet") and sys.stdout.isatty():
@@ -86,7 +86,7 @@ def writing(format_name: str, path: Path | None, schema: pa.Schema) -> Iterator[
             yield write
         sys.stdout.flush()
         return
-    if _is_device_or_pipe(path):  # a file moved into its place would remove it: /dev/null for the whole machine
+    if _is_device_or_pipe(path):  # moving a file into its place would remove it, such as /dev/null of the whole machine
         try:
             with path.open("wb") as file, _writer(format_name, file, schema) as write:
                 yield write
@@ -94,7 +94,7 @@ def writing(format_name: str, path: Path | None, schema: pa.Schema) -> Iterator[
             raise InvalidUsage(f"cannot write {path}: {error.strerror}") from error
         return
     path = Path(os.path.realpath(path))
-    # Ours alone: a process id may be that of another container, or of one that was killed here.
+    # A random name is unique. A process id may also belong to a process of another container, or to one that was killed here.
     partial = path.with_name(f".{path.name}.{system_random_bytes(8).hex()}.partial")
     try:
         with partial.open("xb") as file:
@@ -107,7 +107,7 @@ def writing(format_name: str, path: Path | None, schema: pa.Schema) -> Iterator[
     except OSError as error:
         raise InvalidUsage(f"cannot write {path}: {error.strerror}") from error
     finally:
-        with suppress(OSError):  # where it could not be made, it cannot be removed either
+        with suppress(OSError):  # it may be moved already, or it could not be made
             partial.unlink()
 
 
@@ -115,7 +115,7 @@ def _is_device_or_pipe(path: Path) -> bool:
     try:
         mode = path.stat().st_mode
     except OSError:
-        return False  # not there yet, or opening it says why not
+        return False  # it does not exist yet, or opening it reports the reason
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
@@ -138,7 +138,7 @@ def _writer(format_name: str, file: IO[bytes], schema: pa.Schema) -> Iterator[Wr
             held: list[pa.RecordBatch] = []
             yield held.append
             rows = _cells(pa.Table.from_batches(held, schema=schema))
-            # What the user's numbers are, only the user knows.
+            # Only the user knows which of the user's numbers are counts.
             print_rows(schema.names, rows, counts=lambda _name: False, times=lambda name: name == "_time")
         case _:
             file.write(_copied(schema.names))
@@ -151,13 +151,13 @@ def _storable(batch: pa.RecordBatch) -> pa.Table:
 
 
 def _csv_cells(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """CSV knows no bytes, which become hexadecimal text, and no structs, lists and maps, which become JSON, as in JSON lines. InvalidUsage
-    names a column with a time that Arrow would write with another year.
+    """The columns as CSV can hold them: bytes become hexadecimal text, and structs, lists and maps become JSON, as in JSON lines. Raises
+    InvalidUsage, which names the column, for a time that Arrow would write with another year.
     """
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if pa.types.is_timestamp(column.type) and column.type.tz and (far := column.filter(_is_far(column))):
             raise InvalidUsage(
-                f"{name} holds the time {far[0].value:,} microseconds after 1970, whose year has no text: write parquet, arrow or jsonl"
+                f"{name} holds the time {far[0].value:,} microseconds after 1970, whose year csv cannot hold: write parquet, arrow or jsonl"
             )
     columns = [_csv_ready(column) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
@@ -186,8 +186,8 @@ def _write_lines(file: IO[bytes], batch: pa.RecordBatch) -> None:
 
 
 def json_lines(batch: pa.RecordBatch) -> str:
-    """The rows as JSON objects, one a line. JSON has no Arrow writer: this text for people and small tools goes row by row. Times as ISO
-    8601, NaN as null.
+    """The rows as JSON objects, one on each line, with times as ISO 8601 and NaN as null. Arrow has no writer of JSON, so this text for
+    people and small tools is made row by row.
     """
     plain = [_json_ready(column) for column in batch.columns]
     names = batch.schema.names
@@ -219,7 +219,7 @@ def _json_ready(column: pa.Array) -> pa.Array:
 
 
 def _key_texts(keys: pa.Array) -> pa.Array:
-    """JSON has texts as names."""
+    """The keys of a map as text: names in JSON are texts."""
     if pa.types.is_binary(keys.type):
         return _hexadecimal(keys)
     if not pa.types.is_timestamp(keys.type) or not keys.type.tz:
@@ -229,9 +229,9 @@ def _key_texts(keys: pa.Array) -> pa.Array:
 
 
 def _is_far(instants: pa.Array) -> pa.Array:
-    """Which instants are in years that Arrow's text cannot have.
+    """Which instants are in years that Arrow's text cannot express.
 
-    SUBTLE: with a zone, Arrow writes them with another year, or fails.
+    SUBTLE: Arrow writes an instant with a zone with another year in this case, or fails.
     """
     return pc.starts_with(_without_zone(instants), _OUT_OF_RANGE)
 
@@ -245,12 +245,12 @@ def _json_value(value: Any) -> str:
 
 
 def _cells(rows: pa.Table | pa.RecordBatch) -> Iterator[tuple[object, ...]]:
-    """Text for people, row by row."""
+    """The rows as cells for people to read."""
     return zip(*(map(_shown, python_values(column)) for column in rows.columns), strict=True)
 
 
 def _copied(cells: Sequence[object]) -> bytes:
-    """A line of the text format of PostgreSQL's COPY, in which null is another cell than no text."""
+    """A line in the text format of PostgreSQL's COPY, which distinguishes null from empty text."""
     return ("\t".join(_NULL if cell is None else str(cell).translate(_ESCAPED) for cell in cells) + "\n").encode()
 
 

@@ -1,6 +1,6 @@
-"""`persist`: looks into shards, maintains them, reads them. What maintenance pods run, and people.
+"""`persist`: inspects, maintains and reads shards. Maintenance pods run it, and so do people.
 
-Owns how errors look. Commands live in `inspect`, `maintain`, `admin` and `read`, and in plugins.
+Owns how errors look. The commands are in `inspect`, `maintain`, `admin`, `read` and `tables`, and in plugins.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from persist_engine.cli.exit_codes import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAG
 from persist_engine.cli.options import ENVIRON, METRICS_FILE, PROFILE
 from persist_engine.cli.plugins import PluginGroup, parser_of
 
-#: What the parser of arguments ends with.
+#: The exit code of the parser of arguments.
 _PARSER_EXIT_USAGE = 2
-#: In the environment: show where an unexpected error came from instead of one line about it.
+#: When this variable is in the environment, an unexpected error shows its traceback instead of one line.
 TRACEBACK = "PERSIST_TRACEBACK"
 
 EPILOG = """Examples:
@@ -44,11 +44,11 @@ Exit codes: 0 done, 1 any other error, 64 usage, 70 store unavailable, 71 fenced
 
 
 class _OutputClosed(Exception):
-    """The reader of the output closed it."""
+    """The program that read the output closed it."""
 
 
 class _Root(PluginGroup):
-    """All commands. A closed pipe leaves them under a name of our own: the parser would make exit code 1 of it."""
+    """All commands. Raises `_OutputClosed` for a closed pipe, because the parser would turn the original error into exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -98,7 +98,7 @@ _OF_TABLES = (
     *("append", "upsert", "overwrite"),
     *("ls", "create", "describe", "history", "optimize", "vacuum", "delete", "rename", "drop"),
 )
-#: What loads each group, and what loads and adds each command.
+#: The function that loads each group, and the function that loads and adds each command.
 GROUPS = {"inspect": _inspect, "maintain": _maintain, "admin": _admin}
 COMMANDS = {"read": _read, **dict.fromkeys(_OF_TABLES, _tables), "changes": _changes}
 #: Options of `persist` itself that have a value.
@@ -139,7 +139,7 @@ def persist(
 
 @cache
 def application(only: str | None = None) -> typer.Typer:
-    """All commands; or only the one, or the group, of this name: then no other is loaded."""
+    """All commands. With `only`, just the command or group of this name, and no other is loaded."""
     app = typer.Typer(
         cls=_Root,
         name="persist",
@@ -164,7 +164,7 @@ def parser() -> Any:
 
 
 def _called(arguments: Sequence[str]) -> str | None:
-    """The command or group of ours that a command line calls, if that is certain: None for help, other names and what is misspelt."""
+    """The command or group of ours that a command line calls. None when that is not certain: for help, and for other or misspelt names."""
     left = iter(arguments)
     for each in left:
         if each in _WITH_VALUE:
@@ -184,7 +184,7 @@ def main() -> NoReturn:
     except PersistError as error:
         sys.exit(_report(error.kind.value, str(error), exit_code(error)))
     except SystemExit as ended:
-        # What the parser refuses (unknown commands and options) is usage as well, whatever its own code is. It has printed it.
+        # What the parser refuses (unknown commands and options) is usage as well, whatever code it exits with. It printed the message.
         if ended.code == _PARSER_EXIT_USAGE:
             message = getattr(ended.__context__, "format_message", lambda: "")()
             _report_json(InvalidUsage.kind.value, " ".join(message.split()), EXIT_USAGE)
@@ -193,12 +193,12 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except _OutputClosed:
-        # The reader of our output left: say nothing, and keep Python from flushing into the closed pipe at exit.
+        # The reader of our output closed it. Print nothing, and keep Python from flushing into the closed pipe at exit.
         _drop_output()
         sys.exit(EXIT_PIPE)
     except OSError as error:
-        # Files and streams of this machine, the output first of all: stores' errors are PersistErrors. What did not fit
-        # into the output is not flushed into it again at exit.
+        # This concerns files and streams of this machine, most often the output: errors of stores are PersistErrors. At exit Python must
+        # not flush again what did not fit into the output.
         code = _report("OSError", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
         _drop_output()
         sys.exit(code)
@@ -211,7 +211,7 @@ def main() -> NoReturn:
 
 
 def _report(kind: str, text: str, code: int) -> int:
-    """An error as one line on stderr, and as JSON on stdout when that was asked for; `code`."""
+    """Prints an error as one line on stderr, and as JSON on stdout if --json was given. Returns `code`."""
     line = " ".join(text.split())
     sys.stderr.write(f"error: {kind}: {line}\n")
     _report_json(kind, line, code)
@@ -231,5 +231,5 @@ def _nowhere() -> TextIO:
 
 
 def _drop_output() -> None:
-    """Let stdout be nowhere."""
+    """Redirects stdout to the null device."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

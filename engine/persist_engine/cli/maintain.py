@@ -1,4 +1,4 @@
-"""`persist maintain`: rollup, garbage collection, compaction, verification and orphan scan of one shard, each with a report."""
+"""`persist maintain`: rollup, garbage collection, compaction, verification and orphan scan of one shard. Each command writes a report."""
 
 from __future__ import annotations
 
@@ -81,13 +81,14 @@ def gc(
     shard: ShardOption = None,
     report: ReportFile = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Write rollups too, until nothing is left that the newest version released.")
+        bool,
+        typer.Option("--full", help="Write rollups too, until nothing is left that the newest version has released."),
     ] = False,
     record_days: RecordDays = RECORD_DAYS,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Delete blobs and versions that no reader can reach any more, up to the newest rollup that no reader holds back."""
+    """Delete blobs and versions that no reader can reach any more, up to the newest rollup that no reader holds."""
 
     def work(machine: Machine, bar: Bar) -> list[Outcome]:
         from persist_engine.work.gc import gc_and_truncate
@@ -110,10 +111,13 @@ def compact(
     report: ReportFile = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Do at most this many compactions.")] = 1024,
     full: Annotated[
-        bool, typer.Option("--full", help="Merge all batches into one, so that everything retracted before since goes.")
+        bool,
+        typer.Option(
+            "--full", help="Merge all batches into one, which removes everything that was retracted before since."
+        ),
     ] = False,
     max_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Leave out merges that would read more than this many bytes together.")
+        int | None, typer.Option(min=0, help="Leave out merges that would read more than this many bytes in total.")
     ] = None,
     claim_age: ClaimAge = 0.0,
     memory: MemoryMib = MEMORY_MIB,
@@ -135,7 +139,7 @@ def compact(
         return [*compact_due(machine, max_requests, max_bytes=max_bytes, on_read=reading(bar))]
 
     if full and max_bytes is not None:
-        raise typer.BadParameter("--full is one merge of everything: leave out --max-bytes")
+        raise typer.BadParameter("--full merges everything at once: leave out --max-bytes")
     asked = asked_shard(shard_argument, shard)
     claim_ms = round(claim_age * 1000)
     run_work(
@@ -163,7 +167,7 @@ def auto(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Do whatever the shard's state says is due. The report is the list of what was done."""
+    """Do all work that the shard's state says is due. The report lists the work that was done."""
 
     def work(machine: Machine, bar: Bar) -> list[Outcome]:
         from persist_engine.work.perform import perform_due
@@ -185,7 +189,7 @@ def auto(
 
 
 def _collecting(bar: Bar) -> Callable[[int, int, int], None]:
-    """Shows the progress of a collection."""
+    """A function that shows the progress of a collection."""
 
     def show(done: int, total: int, deleted: int) -> None:
         bar(done, total, f"{counted(deleted, 'blob')} deleted")

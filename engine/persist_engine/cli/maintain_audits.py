@@ -1,4 +1,4 @@
-"""`persist maintain verify|orphans`: the checks of what is stored, as runs with a report. `persist admin` has them for people."""
+"""`persist maintain verify|orphans`: runs that check what is stored and write a report. `persist admin` has the same checks for people."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from persist_engine.shard.machine import Machine
     from persist_engine.work.outcome import Outcome
 
-#: No writer appends a batch an hour after it staged it, except on purpose. A shorter age would refuse writers that are merely slow.
+#: A writer appends a batch within an hour after it staged it, unless it waits on purpose. A shorter age would refuse writers that are
+#: merely slow.
 OLDER_THAN_S_MIN = 3600
 
 
@@ -39,13 +40,15 @@ def verify(
     shard: ShardOption = None,
     mode: Annotated[
         Literal["Metadata", "Full"],
-        typer.Option(help="Metadata: what exists, and in which size. Full: also read every part."),
+        typer.Option(help="Metadata: check that blobs exist and have the right size. Full: also read every part."),
     ] = "Metadata",
     report: ReportFile = None,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Check that everything live versions name is there. The report says what was found; the exit code says whether it could be checked."""
+    """Check that everything that live versions name exists. The report says what was found. The exit code says only whether it could be
+    checked.
+    """
     asked = asked_shard(shard_argument, shard)
 
     def work(machine: Machine, bar: Bar) -> list[Outcome]:
@@ -77,18 +80,20 @@ def orphans(
     older_than_seconds: Annotated[
         int,
         typer.Option(
-            help="Only what was staged longer ago; batches staged before are refused once something is deleted."
+            help="Only blobs that were staged longer ago. Batches staged before that are refused once something is deleted."
         ),
     ] = 604_800,
     max_deletes: Annotated[
-        int | None, typer.Option(min=1, help="Delete, and stop after this many deletes. Without it, only count.")
+        int | None, typer.Option(min=1, help="Delete blobs, and stop after this many deletes. Without it, only count.")
     ] = None,
     record_days: RecordDays = RECORD_DAYS,
     report: ReportFile = None,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Count blobs that no version names and none ever will; with --max-deletes, delete them. A repetition goes on where a run stopped."""
+    """Count blobs that no version names and that none will ever name. With --max-deletes, delete them. The next run continues where this
+    one stopped.
+    """
     if older_than_seconds < OLDER_THAN_S_MIN:
         raise InvalidUsage(f"--older-than-seconds must be at least {OLDER_THAN_S_MIN}: slow writers need that time")
     asked = asked_shard(shard_argument, shard)

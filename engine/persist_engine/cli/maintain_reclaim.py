@@ -1,4 +1,6 @@
-"""`persist maintain reclaim`: what an operator runs when a resource is deleted with its shard. `persist admin finalize` is for people."""
+"""`persist maintain reclaim`: an operator runs it when a resource is deleted together with its shard. `persist admin finalize` is for
+people.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,23 @@ def reclaim(
     own_hold: Annotated[
         str | None,
         typer.Option(
-            help="The owner's critical reader, which gives way. Without it, those whose token is the owner's name do."
+            help="End the hold of this critical reader of the owner. Without it, of those whose token is the owner's name."
         ),
     ] = None,
     shard: ShardOption = None,
     purge: Annotated[
-        bool, typer.Option("--purge", help="Also delete what was never linked, and free the name.")
+        bool, typer.Option("--purge", help="Also delete blobs that were never linked, and free the name.")
     ] = False,
-    max_deletes: Annotated[int, typer.Option(min=1, help="Delete at most so many of these in one run.")] = 10_000,
+    max_deletes: Annotated[
+        int, typer.Option(min=1, help="Delete at most this many of these blobs in one run.")
+    ] = 10_000,
     record_days: RecordDays = RECORD_DAYS,
     report: ReportFile = None,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """End a shard for good and delete its data, unless a reader holds it: the shard that is named, or the one that the owner's name leads
-    to. For operators; safe to repeat. The report has the verdict.
+    """End a shard for good and delete its data, unless a reader holds it. The shard is the given one, or else the one that the owner's name
+    leads to. For operators; safe to repeat. The report has the verdict.
     """
     from persist_engine.client.reclaiming import reclaim as carry_out
     from persist_engine.model.ids import CriticalReaderId

@@ -1,4 +1,4 @@
-"""Runs the work of one `persist maintain` command and reports it: on stdout, and as JSON in the file that a pod's report is read from."""
+"""Runs the work of one `persist maintain` command and reports it on stdout, and as JSON in the file from which a pod's report is read."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def run_work(
     record_days: int = RECORD_DAYS,
     unreadable: Callable[[ShardId, CorruptData | InvariantViolated], Outcome] | None = None,
 ) -> None:
-    """Do it to the shard with this id or name, report it. A failure is reported too, then raised. `unreadable`: the outcome for a shard
-    whose state cannot be read, for work that has one.
+    """Does `work` on the shard whose id or name is `asked`, and reports it. Also reports a failure before raising it. `unreadable` gives
+    the outcome for a shard whose state cannot be read. Without it that is a failure.
     """
     from persist_engine.base.tally import StoreTally
 
@@ -64,7 +64,7 @@ def run_work(
 
         duration_ms = round((time.monotonic() - started_s) * 1000)
         failed = failure_report(kind, asked, f"{error.kind.value}: {error}", duration_ms=duration_ms)
-        # The bar of a compaction counts the bytes that were read. They were read in vain, and they cost the same.
+        # The bar of a compaction counts the bytes that were read. The failed run wasted them, but they cost the same.
         read = {"bytes_read": done.count} if kind == "Compaction" else {}
         _write_report(report, failed | read | {"cpu_ms": process_cpu_ns() // 1_000_000}, tally)
         raise
@@ -82,13 +82,13 @@ def run_work(
 
 
 class _Done:
-    """How far the work has come, as its bar shows it."""
+    """Records the progress that the bar of the work shows."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def counted(self, bar: Bar) -> Bar:
-        """`bar`, which also counts here."""
+        """A bar that shows its progress on `bar` and also records it here."""
 
         def show(done: float, total: float, text: str = "") -> None:
             self.count = round(done)

@@ -1,4 +1,4 @@
-"""Options that commands share, and what they open. Imports nothing heavy: help must be fast."""
+"""Options that commands share, and the functions that open stores for them. Imports nothing heavy, because help must be fast."""
 
 from __future__ import annotations
 
@@ -60,19 +60,20 @@ ConsensusUrl = Annotated[
 GiveUp = Annotated[
     float,
     typer.Option(
-        "--give-up", min=0, rich_help_panel=STORE, help="Seconds of failing stores before giving up (exit 70)."
+        "--give-up", min=0, rich_help_panel=STORE, help="Give up after stores fail for this many seconds (exit 70)."
     ),
 ]
 GIVE_UP_S, _COMPLETION_GIVE_UP_S = 60.0, 1.0
-#: How long a shell waits for names, with what loads first on a busy machine.
+#: How long a shell waits for names. It includes the time to load modules on a busy machine.
 COMPLETION_S = 5.0
-#: SUBTLE: bash puts a name into the line as it is, and zsh evaluates it: a table of another user, named `\$(...)`, would run a command.
+#: SUBTLE: bash inserts a completed name without quotes, and zsh evaluates it. A table that another user named `\$(...)` would run a
+#: command.
 _WORD = re.compile(r"[\w.:@/][\w.:@/%+,=-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Where a command finds its stores, and how long it insists on them: the options that all these commands share (`on_stores`)."""
+    """Where a command finds its stores, and how long it retries when they fail. All commands on stores share these (`on_stores`)."""
 
     blob: BlobUrl = None
     consensus: ConsensusUrl = None
@@ -80,7 +81,7 @@ class Stores:
 
 
 def on_stores(command: Callable[..., None]) -> Callable[..., None]:
-    """`command`, with the fields of `Stores` as options in place of its keyword `stores`. For typer, which has no groups of options."""
+    """`command`, with the fields of `Stores` as options in place of its keyword `stores`. Typer has no groups of options."""
     signature = inspect.signature(command, eval_str=True)
     own = [each for each in signature.parameters.values() if each.name != "stores"]
     hints = get_type_hints(Stores, include_extras=True)
@@ -104,12 +105,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables, fo
 
 
 def completing(ctx: typer.Context) -> Stores:
-    """The stores that a command line names while the shell completes it. Calls that fail are retried for a second."""
+    """The stores that the command line names which the shell is completing. Calls that fail are retried for one second."""
     return Stores(ctx.params.get("blob"), ctx.params.get("consensus"), _COMPLETION_GIVE_UP_S)
 
 
 def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Shards of the location at hand that begin so, for the shell; none where there is no answer soon."""
+    """The shards of the location that begin with `incomplete`, for the shell. None when the stores do not answer soon."""
 
     def look() -> list[str]:
         with connected(completing(ctx)) as client:
@@ -119,9 +120,9 @@ def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def soon(look: Callable[[], list[str]]) -> list[str]:
-    """What `look` answers within COMPLETION_S, as far as no shell takes it for more than a word; nothing after that, or where it fails. One
-    call of a store that hangs takes longer than all retries may: it stays behind in a thread, with which the process ends. Nothing is
-    logged: it would stand in the line that is completed.
+    """The answers of `look` that are safe as words in every shell. Empty when `look` fails or takes longer than COMPLETION_S. A single call
+    of a store that hangs may take longer than all retries. Such a call is left in a daemon thread, which ends with the process. Nothing is
+    logged, since it would appear in the line that is being completed.
     """
     answers: list[list[str]] = []
     logging.disable()
@@ -139,7 +140,7 @@ def soon(look: Callable[[], list[str]]) -> list[str]:
 
 
 def words(names: Iterable[str]) -> list[str]:
-    """The names that no shell takes for anything but a word."""
+    """The names that every shell treats as plain words."""
     return [name for name in names if _WORD.fullmatch(name)]
 
 
@@ -149,7 +150,7 @@ ShardArgument = Annotated[
 
 
 def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of tables and ids of shards that begin so, for the shell."""
+    """Names of tables and ids of shards that begin with `incomplete`, for the shell."""
 
     def look() -> list[str]:
         with connected(completing(ctx)) as client:
@@ -177,17 +178,17 @@ Commit = Annotated[
     bool, typer.Option("--commit", help="Do it. Without this the command changes nothing and prints its plan.")
 ]
 
-#: Where `persist --metrics` wants what the command counts; None: nowhere.
+#: The file into which `persist --metrics` writes what the command counts. None without that option.
 METRICS_FILE: ContextVar[Path | None] = ContextVar("METRICS_FILE", default=None)
-#: The environment as `persist` was started with it; what it says of the engine goes into the settings of every client.
+#: The environment with which `persist` was started. Its variables for the engine go into the settings of every client.
 ENVIRON: ContextVar[Mapping[str, str]] = ContextVar("ENVIRON", default=MappingProxyType({}))
-#: The profile whose stores the command opens, where no URLs are given.
+#: The profile whose stores the command opens when no URLs are given.
 PROFILE: ContextVar[str | None] = ContextVar("PROFILE", default=None)
 #: The memory that `persist` may use unless --memory-mib says otherwise.
 MEMORY_MIB = 1024
-#: How long records of deletions are kept unless --record-days says otherwise, and the longest.
+#: How long records of deletions are kept unless --record-days says otherwise, and the longest that it may say.
 RECORD_DAYS, RECORD_DAYS_MAX = 90, 3650
-#: What makes one shard unreadable and says nothing of the others.
+#: Errors that make one shard unreadable and say nothing about other shards.
 UNREADABLE = (CorruptData, InvariantViolated, Incompatible)
 
 
@@ -198,7 +199,7 @@ MemoryMib = Annotated[
         envvar="PERSIST_MEMORY_MIB",
         min=1,
         max=1 << 30,
-        help="MiB this process may take to compact, 512 or more.",
+        help="MiB that this process may use for compaction, 512 or more.",
     ),
 ]
 RecordDays = Annotated[
@@ -208,17 +209,17 @@ RecordDays = Annotated[
         envvar="PERSIST_RECORD_DAYS",
         min=0,
         max=RECORD_DAYS_MAX,
-        help="Keep the records of deleted blobs (`persist admin deletions`) for so many days; 0: write none.",
+        help="Keep the records of deleted blobs (`persist admin deletions`) for this many days; 0: write none.",
     ),
 ]
 ClaimAge = Annotated[
     float,
-    typer.Option(min=0, max=1e9, help="Leave compactions that others claimed less than this many seconds ago."),
+    typer.Option(min=0, max=1e9, help="Skip compactions that others claimed less than this many seconds ago."),
 ]
 
 
 def check_can_write(path: Path | None, option: str) -> None:
-    """InvalidUsage when the file that `option` names cannot be written. Checked before the work, not after it."""
+    """Raises InvalidUsage when the file that `option` names cannot be written. Commands check this before the work, not after it."""
     if path is None:
         return
     try:
@@ -228,7 +229,9 @@ def check_can_write(path: Path | None, option: str) -> None:
 
 
 def ended_with(problems: Sequence[PersistError]) -> None:
-    """After a command on many shards that left out some: tell of each on stderr, and exit as of the first."""
+    """Ends a command on many shards that could not do some of them. Reports each of `problems` on stderr, and exits with the code of the
+    first. Does nothing when there are none.
+    """
     for error in problems:
         typer.echo(f"error: {error.kind.value}: {' '.join(str(error).split())}", err=True)
     if problems:
@@ -236,7 +239,7 @@ def ended_with(problems: Sequence[PersistError]) -> None:
 
 
 def one_shard(argument: str | None, option: str | None) -> ShardId:
-    """The shard that was meant, by its id: for commands that cannot look a name up. InvalidUsage as of `asked_shard`, and for no id."""
+    """The given shard, for commands that cannot look up a name. Raises InvalidUsage like `asked_shard`, and when the text is not an id."""
     from persist_engine.model.ids import ShardId
 
     text = asked_shard(argument, option)
@@ -247,7 +250,7 @@ def one_shard(argument: str | None, option: str | None) -> ShardId:
 
 
 def asked_shard(argument: str | None, option: str | None) -> str:
-    """The shard that was meant, by its id or by a name (`shard_called`). InvalidUsage when none, or two, were."""
+    """The given shard as text: an id or a name (`shard_called`). Raises InvalidUsage when none was given, or two were."""
     if argument is not None and option is not None and argument != option:
         raise InvalidUsage(f"two shards given: {argument} and --shard {option}")
     text = argument or option
@@ -257,7 +260,9 @@ def asked_shard(argument: str | None, option: str | None) -> str:
 
 
 def shard_called(client: PersistClient, text: str) -> ShardId:
-    """The shard with this id, or the one that has this name in the registry of the stores. ShardNotFound, with near names."""
+    """The shard with this id, or the one that has this name in the registry of the stores. Raises ShardNotFound, with near names, when no
+    shard has the name.
+    """
     from persist_engine.model.ids import ShardId
 
     try:
@@ -269,7 +274,7 @@ def shard_called(client: PersistClient, text: str) -> ShardId:
 
 
 def asked_or_all(argument: str | None, option: str | None) -> str | None:
-    """The shard that was meant, or None when no shard was given: then the command is for all shards. InvalidUsage as of `asked_shard`."""
+    """The given shard as text, or None when none was given: the command then does all shards. Raises InvalidUsage when two were given."""
     return None if argument is None and option is None else asked_shard(argument, option)
 
 
@@ -283,12 +288,12 @@ def connected(
     create: bool = False,
     tally: StoreTally | None = None,
 ) -> Iterator[PersistClient]:
-    """A client of the location, closed afterwards. Store failures end in Unavailable after `at.give_up` seconds. Commands make no
-    shards, so they do not make the stores of a path that was mistyped either (InvalidUsage), but for one that says `create`.
+    """Yields a client of the location, and closes it afterwards. Store failures raise Unavailable after `at.give_up` seconds. Commands make
+    no shards, so they do not make stores either: a mistyped path raises InvalidUsage, except with `create`.
 
-    `claim_ms`: age after which compactions that others claimed are taken over. `memory_mib`: what the process may take for
-    compactions of its own, if it is to do any. `record_days`: how long its records of deletions are kept. `tally`: counts what the
-    client calls in its stores.
+    `claim_ms`: age after which compactions that others claimed are taken over. `memory_mib`: how much memory the process may use for
+    its own compactions, if it is to do any. `record_days`: how long its records of deletions are kept. `tally` counts the calls of
+    the client to its stores.
     """
     from dataclasses import replace
 
@@ -299,7 +304,7 @@ def connected(
 
     loaded()
     blob, consensus = _stores(at.blob, at.consensus)
-    # The one command that makes shards makes them for an operator, whose own hold is their retention.
+    # `retain_ms` is None because only one command makes shards, for an operator, and the hold of the operator is their retention.
     settings = with_environ(Settings(retry=RetrySettings(give_up_ms=at.give_up * 1000), retain_ms=None), ENVIRON.get())
     if memory_mib is not None:
         settings = within_memory(settings, memory_mib << 20)
@@ -319,7 +324,7 @@ def connected(
         except StoreRefused:
             raise
         except Unavailable as error:
-            raise Unavailable(f"{error}; check the address, and that the store runs", **error.detail) from error
+            raise Unavailable(f"{error}; check the address, and check that the store runs", **error.detail) from error
     with client:
         try:
             yield client
@@ -330,12 +335,14 @@ def connected(
                 **error.detail,
             ) from error
         finally:
-            write_metrics()  # before the client closes: with it the shards' own series go
+            write_metrics()  # before the client closes, which removes the shards' own series
 
 
 @contextmanager
 def blobs_of(at: Stores) -> Iterator[tuple[Blob, Retry]]:
-    """The blobs of a location without its log, closed afterwards, and how to insist on them. Errors as of `connected`."""
+    """Yields the blob store of a location, without its log, and the retries for it. Closes the store afterwards. Raises the same errors as
+    `connected`.
+    """
     from persist_engine.base.env import SystemEnv
     from persist_engine.base.metrics import NoMetrics
     from persist_engine.base.retry import Retry
@@ -356,7 +363,7 @@ def blobs_of(at: Stores) -> Iterator[tuple[Blob, Retry]]:
 
 @contextmanager
 def log_of(consensus: str | None, retry: Retry) -> Iterator[Consensus]:
-    """The logs of a location without its blobs, closed afterwards; for stores that are no pair."""
+    """Yields the consensus store of a location, without its blobs, and closes it afterwards. For stores that are not a pair."""
     from persist_engine.base.env import SystemEnv
     from persist_engine.base.metrics import NoMetrics
     from persist_engine.storage.open import open_consensus
@@ -371,7 +378,9 @@ def log_of(consensus: str | None, retry: Retry) -> Iterator[Consensus]:
 
 
 def _counting(path: Path | None) -> tuple[Metrics, Callable[[], None]]:
-    """What counts, and what writes the counts to `path`. Without a path, the library that counts is not loaded."""
+    """The metrics, and a function that writes them to `path`. Without a path it counts nothing and does not load the library that
+    counts.
+    """
     from persist_engine.base.metrics import NoMetrics, PrometheusMetrics
 
     if path is None:
@@ -385,7 +394,7 @@ def _counting(path: Path | None) -> tuple[Metrics, Callable[[], None]]:
 
 
 def _stores(blob: str | None, consensus: str | None) -> tuple[str, str]:
-    """The URLs of both stores: those that were given, or those of the profile. InvalidUsage when neither, or both, were given."""
+    """The URLs of both stores: the given ones, or those of the profile. Raises InvalidUsage when neither or both were given."""
     profile = PROFILE.get()
     if not profile:
         return _given(blob, "--blob", "PERSIST_BLOB"), _given(consensus, "--consensus", "PERSIST_CONSENSUS")
@@ -401,31 +410,32 @@ def _stores(blob: str | None, consensus: str | None) -> tuple[str, str]:
 def _given(url: str | None, name: str, variable: str) -> str:
     if not url:
         raise InvalidUsage(
-            f"no store given: say {name} URL, or set {variable}, or name a profile: persist --profile NAME"
+            f"no store given: give {name} URL, or set {variable}, or name a profile: persist --profile NAME"
         )
     return url
 
 
-#: glibc's numbers for the most arenas there may be, for the size from which blocks are mapped one by one, and for the free bytes at the
-#: end of the heap that it keeps.
+#: glibc's numbers for three parameters: the maximum of arenas, the size from which blocks are mapped one by one, and the free bytes that it
+#: keeps at the end of the heap.
 _M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1
-#: Larger blocks leave holes in the heap: with 8 MiB the peak below was up to 84 MiB higher. Smaller ones cost page faults: 256 KiB took
-#: twice the time in the system.
+#: Larger blocks leave holes in the heap: with 8 MiB the peak named below was up to 84 MiB higher. Smaller ones cost page faults: 256 KiB
+#: doubled the time in the system.
 _OWN_BLOCK_BYTES, _HEAP_END_BYTES = 1 << 20, 8 << 20
 
 
 def give_back_what_is_freed() -> None:
-    """For the whole process, before it works. Measured, 24 runs of wide rows within 512 MiB: a peak of 417 to 427 MiB. With the allocators'
-    own ways it was 640 MiB; with glibc's own thresholds it was 447 to 546 MiB.
+    """Makes the allocators of the whole process return freed memory. Call it before any work. Measured in 24 runs of wide rows within
+    512 MiB: the peak was 417 to 427 MiB. With the defaults of the allocators it was 640 MiB; with glibc's default thresholds it was 447 to
+    546 MiB.
     """
     import pyarrow as pa
 
-    # Arrow's own pools keep what was freed for a while.
+    # Arrow's own pools keep freed memory for a while.
     pa.set_memory_pool(pa.system_memory_pool())
     with contextlib.suppress(OSError, AttributeError):  # another C library has no arenas
         mallopt = ctypes.CDLL(None).mallopt
-        # By itself each thread of the first sixteen gets an arena, and keeps in it what it freed.
+        # By default each of the first sixteen threads gets an arena, and keeps freed memory in it.
         mallopt(_M_ARENA_MAX, 1)
-        # Otherwise each freed block that was mapped raises both, up to 32 and 64 MiB: the heap then keeps what chance left in it.
+        # Otherwise each freed block that was mapped raises both thresholds, up to 32 and 64 MiB. Chance then decides what the heap keeps.
         mallopt(_M_MMAP_THRESHOLD, _OWN_BLOCK_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _HEAP_END_BYTES)

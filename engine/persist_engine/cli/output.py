@@ -1,5 +1,5 @@
-"""How results look: rich tables on a terminal, tab-separated text in a pipe, JSON when asked. Results on stdout, all
-else on stderr.
+"""How results look: rich tables on a terminal, tab-separated text in a pipe, JSON on request. Results go to stdout, everything else to
+stderr.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ import typer
 
 from persist_engine.base.wording import dated
 
-#: What would end a cell or a row of tab-separated text.
+#: Escapes the characters that would end a cell or a row of tab-separated text.
 _IN_ONE_CELL = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
-#: What a terminal would obey, and what turns text around: shown, not done. Ends of lines and tabs stay.
+#: Escapes the characters that control a terminal or change the direction of text. Line ends and tabs stay.
 _SHOWN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"} | {
     code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 }
-#: Names that say of a number that it counts, beside those that end in "bytes".
+#: Names of numbers that are counts. Names that end in "bytes" are counts, too.
 _COUNTS = frozenset({"rows", "updates", "batches", "parts", "parts_read"})
-#: Names that say of a number that it is a time.
+#: Names of numbers that are times.
 _TIMES = frozenset(
     {"since", "upper", "retained_since", "walltime_ms", "waits_from_ms", "waits_after_merge_ms", "uncollected_from_ms"}
 )
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: dataclasses and mappings as objects (fields that are private left out), bytes as
-    hex.
-    """
+    """`value` in types that JSON can hold: dataclasses and mappings as objects (without private fields), bytes as hex."""
     if type(value).__name__ == "Antichain":
         return value.time
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -55,15 +53,15 @@ def plain(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document: indented for people, one line for pipes."""
+    """Prints one JSON document: indented on a terminal, on one line in a pipe."""
     indent = 2 if sys.stdout.isatty() else None
     sys.stdout.write(json.dumps(plain(value), indent=indent, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 
 def say_unchanged(needed: str = "--commit", *, to: str = "do it") -> None:
-    """On stderr, after a dry run: nothing was changed, and the option that does it."""
-    typer.echo(f"nothing was changed: say {needed} to {to}", err=True)
+    """Says on stderr after a dry run that nothing was changed, and which option makes the change."""
+    typer.echo(f"nothing was changed: give {needed} to {to}", err=True)
 
 
 def is_count(name: str) -> bool:
@@ -82,7 +80,7 @@ def tab_separated(cells: Sequence[object]) -> str:
 
 
 def inert(text: str) -> str:
-    """`text` as a terminal shows it and does not obey it."""
+    """`text` with escapes, so that a terminal shows control characters and does not act on them."""
     return text.translate(_SHOWN)
 
 
@@ -93,8 +91,8 @@ def print_rows(
     counts: Callable[[str], bool] = is_count,
     times: Callable[[str], bool] = is_time,
 ) -> None:
-    """A table. For people numbers are aligned, grouped where `counts` says so of the column, and with their dates beside them
-    where `times` says so; bare in pipes.
+    """Prints a table. On a terminal it aligns numbers, groups the digits of columns for which `counts` is true, and adds the date to the
+    columns for which `times` is true. In a pipe numbers stay bare.
     """
     if not sys.stdout.isatty():
         sys.stdout.write(tab_separated(columns))
@@ -112,13 +110,13 @@ def print_rows(
         is_number = any(isinstance(row[index], int) for row in held)
         table.add_column(Text(inert(column)), justify="right" if is_number else "left", overflow="fold")
     for row in held:
-        # A bare string would be read as markup.
+        # rich would interpret a bare string as markup.
         table.add_row(*(Text(show(cell)) for show, cell in zip(shown, row, strict=True)))
     Console().print(table)
 
 
 def print_pairs(value: Mapping[str, Any]) -> None:
-    """Names and values, one a line."""
+    """Prints names and values, one pair on each line."""
     is_tty = sys.stdout.isatty()
     print_rows(
         ("field", "value"),
@@ -127,7 +125,7 @@ def print_pairs(value: Mapping[str, Any]) -> None:
 
 
 def _shown_by(name: str, counts: Callable[[str], bool], times: Callable[[str], bool]) -> Callable[[object], str]:
-    """How a cell of the column or field `name` reads on a terminal."""
+    """The function that formats a cell of the column or field `name` for a terminal."""
     number = "{:,}".format if counts(name) else dated if times(name) else str
 
     def show(cell: object) -> str:
@@ -144,12 +142,12 @@ class Bar(Protocol):
     """Progress of one piece of work."""
 
     def __call__(self, done: float, total: float, text: str = "") -> None:
-        """`done` of `total`, whatever the unit; `text` is shown beside it."""
+        """Shows that `done` of `total` is done, in any unit, with `text` beside it."""
 
 
 @contextmanager
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Bar]:
-    """A bar on stderr while the block runs; nothing when stderr is no terminal, or `quiet`."""
+    """Shows a bar on stderr while the block runs. Shows nothing when stderr is not a terminal, or with `quiet`."""
     if quiet or not sys.stderr.isatty():
         yield _no_bar
         return
@@ -171,7 +169,7 @@ def _no_bar(done: float, total: float, text: str = "") -> None:
 
 
 def reading(bar: Bar) -> Callable[[int, int], None]:
-    """Shows the progress of parts read one by one: the bytes of each, and of all."""
+    """A function that shows the progress of reading parts one by one. It takes the bytes of one part, and of all."""
     read = 0
 
     def show(count: int, total: int) -> None:

@@ -1,7 +1,6 @@
-"""Sub-commands of other distributions: entry points of the group `persist.commands`, each naming a Typer application.
+"""Sub-commands of other distributions. Each is an entry point of the group `persist.commands` that names a Typer application.
 
-Nothing of a plugin is imported until its command is used, so that help stays fast and a broken plugin affects only
-its own command.
+A plugin is imported only when its command is used, so that help stays fast and a broken plugin affects only its own command.
 """
 
 from __future__ import annotations
@@ -21,28 +20,30 @@ GROUP = "persist.commands"
 
 
 def plugin_entry_points() -> dict[str, EntryPoint]:
-    """Name of the command -> where it comes from."""
-    from importlib.metadata import entry_points  # which loads a parser of mail
+    """The entry point for each name of a command."""
+    from importlib.metadata import entry_points  # slow: it loads a parser of mail
 
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 @cache
 def parser_of(app: typer.Typer) -> Any:
-    """The parser of an application, made once in a process: for all of `persist` that takes 45 ms. It lacks what is registered later."""
+    """The parser of an application. It is made once in a process, because that takes 45 ms for all of `persist`. It lacks commands that are
+    registered later.
+    """
     return typer.main.get_command(app)
 
 
 class PluginGroup(TyperGroup):
-    """A group that also offers what plugins offer; its own commands win."""
+    """A group that also offers the commands of plugins. Its own commands win."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Own commands first, then plugins by name."""
+        """Its own commands first, then those of plugins in the order of their names."""
         own = list(super().list_commands(ctx))
         return own + sorted(name for name in plugin_entry_points() if name not in own)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """An own command, or a stand-in for a plugin's that knows its name only: what help lists."""
+        """Its own command, or a stand-in for the command of a plugin. The stand-in knows only the name, which help lists."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
@@ -55,7 +56,7 @@ class PluginGroup(TyperGroup):
         return typer.main.get_command(stand_in)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command to run: here a plugin is loaded."""
+        """The command to run. Loads the plugin if it is a plugin's."""
         name, command, rest = super().resolve_command(ctx, args)
         if name is None or super().get_command(ctx, name) is not None:
             return name, command, rest
@@ -70,4 +71,4 @@ class PluginGroup(TyperGroup):
 
 
 def _nothing() -> None:
-    """Stands for a plugin in help."""
+    """The function of a stand-in for a plugin. It is never called."""

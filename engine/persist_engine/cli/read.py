@@ -1,4 +1,4 @@
-"""`persist read`: the contents of a shard at one time, or what happened between two, on the terminal or into a file."""
+"""`persist read`: shows the contents of a shard at one time, or the changes between two times, on the terminal or in a file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="TIME",
-        help=f"What changed after this time, row by row, instead of contents: {TIME_HELP}. `start`: from the shard's since on.",
+        help=f"Show each change after this time instead of the contents: {TIME_HELP}. `start`: from the shard's since on.",
     ),
 ]
 
@@ -89,7 +89,7 @@ def read(
     as_of: AsOf = "latest",
     format: Annotated[  # noqa: A002 - the option's name
         Format | None,
-        typer.Option(help="arrow is an IPC stream. By itself what the output's name ends in says, else a table."),
+        typer.Option(help="By default the name of the output shows it; otherwise a table. arrow is an IPC stream."),
     ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is standard output.")] = "-",
     limit: Annotated[
@@ -97,36 +97,37 @@ def read(
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option(help="Only rows of which this holds: a condition as in SQL, on fields of the key or the value."),
+        typer.Option(help="Only rows that match this condition of SQL on fields of the key or the value."),
     ] = None,
-    columns: Annotated[str | None, typer.Option(help="Show only these fields; names, with commas between.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Show only these fields; names with commas between them.")] = None,
     since: From = None,
     upto: Annotated[
-        str, typer.Option("--to", metavar="TIME", help="With --from: up to and at this time, or `latest`.")
+        str, typer.Option("--to", metavar="TIME", help="With --from: show changes up to and at this time, or `latest`.")
     ] = "latest",
-    count: Annotated[bool, typer.Option("--count", help="Only tell how many rows there are.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Show only how many rows there are.")] = False,
     updates: Annotated[
-        bool, typer.Option("--updates", help="Columns key, val, time, diff instead of the fields side by side.")
+        bool,
+        typer.Option("--updates", help="Show the columns key, val, time, diff instead of the fields side by side."),
     ] = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the time to be written.")] = 0.0,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Read a shard, by its id or its name, as of one time: key fields, then value fields; a row whose diff is n comes n times.
+    """Read a shard, by its id or its name, at one time: key fields, then value fields. A row whose diff is n comes n times.
 
-    With --from, read what happened since: when, what (insert, delete, update_before, update_after), and the row.
+    With --from, read what happened since then: the time, the kind (insert, delete, update_before, update_after), and the row.
 
-    Streams in bounded memory, whatever the size. --json is --format jsonl. A file appears only when it is complete.
+    Streams in bounded memory, whatever the size. --json means --format jsonl. A file appears only when it is complete.
     """
     asked = asked_shard(shard_argument, shard)
     if since is None and upto != "latest":
-        raise InvalidUsage("--to ends what --from begins: give both, or --as-of")
+        raise InvalidUsage("--to needs --from: give both, or --as-of")
     if since is not None and (as_of != "latest" or count):
         raise InvalidUsage(f"--from shows changes: it does not go with {'--count' if count else '--as-of'}")
     shape = _Shape(where, None if columns is None else [name.strip() for name in columns.split(",")], flat=not updates)
     path = None if output == "-" else Path(output)
     chosen = format or _format(path, as_json=as_json)
-    # A file or a pipe gets all of it.
+    # A file or a pipe gets all rows.
     is_shortened = limit is None and path is None and chosen is Format.TABLE and sys.stdout.isatty()
     with ExitStack() as stack:
         client = stack.enter_context(connected(stores))
@@ -141,16 +142,16 @@ def read(
             time = written_time(client, shard_id, as_of, "--as-of", wait_s=wait)
             answer = snapshot = shape.snapshot(reader, time, wait)
             if count:
-                _tell_count(snapshot.count(), as_json=as_json)
+                _print_count(snapshot.count(), as_json=as_json)
                 return
         with answer as contents:
             has_more = shape.write(contents, chosen, path, TABLE_ROWS if is_shortened else limit)
             if has_more and is_shortened:
-                typer.echo(f"{shape.shown_of(contents)}, --limit N for more; into a file or a pipe go all", err=True)
+                typer.echo(f"{shape.shown_of(contents)}, --limit N for more; a file or a pipe gets all", err=True)
 
 
 def _format(path: Path | None, *, as_json: bool) -> Format:
-    """What to write where nothing was said."""
+    """The format to write when --format is not given."""
     if as_json:
         return Format.JSONL
     suffix = "" if path is None else path.suffix.removeprefix(".")
@@ -158,13 +159,13 @@ def _format(path: Path | None, *, as_json: bool) -> Format:
 
 
 class _Shape:
-    """What of the rows is shown, and how: `flat`, their fields side by side."""
+    """Which rows and columns are shown, and how. With `flat` the fields of key and value are side by side."""
 
     def __init__(self, where: str | None, columns: list[str] | None, *, flat: bool) -> None:
         self._where, self._columns, self._flat = where, columns, flat
 
     def snapshot(self, reader: ReadHandle, time: int, wait_s: float) -> Snapshot:
-        """The contents at `time`; InvalidUsage names the earliest time there is when it is later."""
+        """The contents at `time`. Raises InvalidUsage, which names the earliest readable time, when `time` is earlier."""
         from persist_engine.client.read.snapshot import SinceAhead
 
         answer = reader.snapshot(time, where=self._where, columns=self._columns, timeout_s=wait_s)
@@ -174,7 +175,7 @@ class _Shape:
         return answer
 
     def changes(self, reader: ReadHandle, after: int | None, upto: int, wait_s: float) -> Changes:
-        """What happened in between; InvalidUsage as of `snapshot`."""
+        """The changes after `after`, up to and at `upto`. Raises InvalidUsage like `snapshot`."""
         from persist_engine.client.read.snapshot import SinceAhead
 
         shape: ChangesShape = "rows" if self._flat else "updates"
@@ -186,7 +187,7 @@ class _Shape:
         return answer
 
     def shown_of(self, contents: Snapshot | Changes) -> str:
-        """How much of `contents` a shortened table shows, in words. Counts where that is cheap."""
+        """How many rows of `contents` a shortened table shows, in words. Counts all rows when that is cheap."""
         from persist_engine.client.read.snapshot import Snapshot
 
         if self._flat and self._where is None and isinstance(contents, Snapshot):
@@ -194,7 +195,7 @@ class _Shape:
         return f"the first {TABLE_ROWS} rows"
 
     def write(self, contents: Snapshot | Changes, chosen: Format, path: Path | None, limit: int | None) -> bool:
-        """All of it, or the first `limit` rows; whether there are more."""
+        """Writes all rows, or the first `limit`. Returns whether there are more."""
         from persist_engine.cli.export import writing
 
         with progress_bar("read", quiet=path is None) as bar:
@@ -221,7 +222,7 @@ class _Shape:
         return flattened_changes(batch) if "change" in batch.schema.names else flattened(batch)
 
 
-def _tell_count(rows: int, *, as_json: bool) -> None:
+def _print_count(rows: int, *, as_json: bool) -> None:
     if as_json:
         print_json({"rows": rows})
     else:
@@ -229,7 +230,9 @@ def _tell_count(rows: int, *, as_json: bool) -> None:
 
 
 def _after(since: str, last: int, upto: str) -> int | None:
-    """After which time changes are wanted; None: from the shard's since on. Up to `latest` nothing came after a later one."""
+    """The time after which changes are shown. None means from the shard's since on. It is `last` for a later time with `--to latest`, which
+    shows no changes.
+    """
     after = None if since == "start" else one_time(since, "--from")
     if since == "latest" or (after is not None and upto == "latest" and after > last):
         return last

@@ -1,9 +1,9 @@
-"""What a process of `persist` does without, so that a command begins and ends soon: pandas, and the collection of garbage while it loads.
+"""Makes commands of `persist` start and end fast: keeps pandas out of the process, and collects no garbage while modules load.
 
-Where pandas is installed, Arrow imports it with the first scalar or the first numpy array that it makes, which takes longer than most
-commands. Arrow needs it for nanoseconds and for pandas' own objects only. A shard holds no nanoseconds, and `persist` has no such objects.
+If pandas is installed, Arrow imports it when it makes its first scalar or its first numpy array. That takes longer than most commands.
+Arrow needs pandas only for nanoseconds and for objects of pandas. A shard holds no nanoseconds, and `persist` has no such objects.
 
-What a command loads stays to its end. The collector would go through all of it several times.
+The modules that a command loads stay until it ends. The collector would scan all of them several times.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NAME = "pandas"
 
 
 class _Refusing:
-    """A finder of modules that finds nothing, and ends the search for one module."""
+    """A finder of modules that finds nothing, and ends the search for pandas with an error."""
 
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """ModuleNotFoundError for pandas, as where it is not installed; None for any other module."""
+        """Raises ModuleNotFoundError for pandas, as if it were not installed. Returns None for any other module."""
         if fullname == NAME:
             raise ModuleNotFoundError(f"No module named {NAME!r} in a command of persist", name=NAME)
         return None
@@ -33,24 +33,24 @@ _FINDER = _Refusing()
 
 
 def keep_pandas_out() -> None:
-    """From now on pandas counts as not installed in this process, unless it was imported before. Idempotent."""
+    """Makes pandas look as if it were not installed in this process, unless it was imported before. Idempotent."""
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
 
 
 def let_pandas_in() -> None:
-    """Undo `keep_pandas_out`: for commands of other distributions, which may need pandas. Idempotent."""
+    """Undoes `keep_pandas_out`, for commands of other distributions, which may need pandas. Idempotent."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
 
 
 def load_without_collection() -> None:
-    """From now on no garbage is collected, until `loaded`. For the main thread of a new process."""
+    """Stops the collection of garbage until `loaded` is called. For the main thread of a new process."""
     gc.disable()
 
 
 def loaded() -> None:
-    """Sets aside what was loaded, and collects garbage from now on. Does nothing unless `load_without_collection` was called before."""
+    """Exempts what was loaded from collection, and starts to collect garbage. Does nothing unless `load_without_collection` was called."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()

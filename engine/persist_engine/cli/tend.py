@@ -1,4 +1,4 @@
-"""`persist maintain tend`: what an operator asks of stores that it does not connect to itself, carried out by a pod beside them."""
+"""`persist maintain tend`: a pod beside the stores carries out a request of an operator that does not connect to them itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tend(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Claim a shard for an owner, create it if it is to be, hold its since, and say how it is. For operators; safe to repeat."""
+    """Claim a shard for an owner, create it if it is to be, hold its since, and report its condition. For operators; safe to repeat."""
     from persist_engine.client.tend import tend as carry_out
     from persist_engine.codec.tending import decode_wish, encode_report
     from persist_engine.model.tending import NotTended

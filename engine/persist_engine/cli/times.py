@@ -1,4 +1,4 @@
-"""Times on the command line: what options take, and whether the shard has them yet."""
+"""Times on the command line: what options accept, and whether a time of the shard is complete yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIME_HELP = "a number, ISO 8601 with its zone, a time ago such as -1h (ms, s, m,
 AsOf = Annotated[
     str, typer.Option(metavar="TIME", help=f"{TIME_HELP.capitalize()}, or `latest`: the newest that is complete.")
 ]
-#: Those of 2**64.
+#: The number of digits of 2**64.
 _TIME_DIGITS_MAX = 20
 
 
@@ -29,7 +29,7 @@ def number_or_text(text: str) -> int | str:
 
 
 def one_time(text: str, option: str) -> int | None:
-    """The time that `option` asks for: a number, ISO 8601 with its zone, or `-1h` for an hour before now. None for `latest`.
+    """The time that `option` asks for: a number, ISO 8601 with its zone, or `-1h` for an hour before now. Returns None for `latest`. Raises
     InvalidUsage for anything else.
     """
     from persist_engine.model.frontier import time_of
@@ -43,18 +43,18 @@ def one_time(text: str, option: str) -> int | None:
         if text.startswith("-"):
             ago_ms = retention_of(text[1:])
             if ago_ms is None:
-                raise InvalidUsage("none is no length of time")
+                raise InvalidUsage("none is not a length of time")
             return max(0, SystemEnv().now_ms() - ago_ms)
         return time_of(text, "the time")
     except InvalidUsage as error:
-        ago = f"{text[:40]!r} is no time ago such as -1h, -30m or -7d"
+        ago = f"{text[:40]!r} is not a time ago such as -1h, -30m or -7d"
         why = ago if text.startswith("-") else f"{error}; a time ago begins with a minus, as in -1h"
         raise InvalidUsage(f"{option} takes a time, or `latest`; {why}") from None
 
 
 def refuse_instants(client: PersistClient, shard_id: ShardId, **given: str | None) -> None:
-    """InvalidUsage for an option of `given`, by its name, that is an instant or a time ago, of a shard that counts its writes: its times
-    are numbers alone, and all of them are before that instant.
+    """Raises InvalidUsage when the shard counts its writes and an option of `given`, which maps names to values, is an instant or a time
+    ago. The times of such a shard are plain numbers, and all of them are before any instant.
     """
     if client.clock(shard_id) != "counter":
         return
@@ -66,8 +66,8 @@ def refuse_instants(client: PersistClient, shard_id: ShardId, **given: str | Non
 
 
 def written_time(client: PersistClient, shard_id: ShardId, text: str, option: str, *, wait_s: float = 0.0) -> int:
-    """The time that `option` asks for, of the shard's complete ones. InvalidUsage names the upper when the time is not written
-    yet, unless the caller waits for it.
+    """The complete time of the shard that `option` asks for. Raises InvalidUsage, which names the upper, when the time is not written yet,
+    unless the caller waits for it.
     """
     time = one_time(text, option)
     if time is not None and wait_s > 0:
@@ -85,4 +85,4 @@ def written_time(client: PersistClient, shard_id: ShardId, text: str, option: st
 def _not_written(shard_id: ShardId, time: int, upper: Antichain, option: str) -> InvalidUsage:
     newest = dated(upper.newest_complete)
     text = f"{option}: shard {shard_id} is not written up to {dated(time)} yet, its upper is {dated(upper.time)}"
-    return InvalidUsage(f"{text}; the newest complete time is {newest}: say `latest`", time=time, upper=upper.time)
+    return InvalidUsage(f"{text}; the newest complete time is {newest}: use `latest`", time=time, upper=upper.time)

@@ -1,4 +1,4 @@
-"""What people see of a command that waits for a store: one line on a terminal's stderr, soon."""
+"""The message of a command that waits for a store: one line on stderr of a terminal, after a short time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import typer
 if TYPE_CHECKING:
     from persist_engine.base.errors import StorageError
 
-#: A person at a terminal sees a message after so long a silence.
+#: A person at a terminal sees a message after this much silence.
 QUIET_S = 2.0
-#: No retry pauses for so long: a failure after it begins another wait.
+#: No retry pauses this long, so a failure after such a pause begins another wait.
 _LULL_S = 60.0
 
 
 class Waiting:
-    """Prints one line for each wait that says what it is for. Thread-safe."""
+    """Prints one line for each wait, which gives the reason for it. Thread-safe."""
 
     def __init__(self, stores: str, give_up_s: float) -> None:
         self._reason = f"no answer yet from {stores}"
@@ -42,7 +42,7 @@ class Waiting:
             self.tell()
 
     def tell(self) -> None:
-        """Print the line, unless it was printed for this wait."""
+        """Prints the line, unless it was printed for this wait."""
         with self._lock:
             if self._is_shown:
                 return
@@ -53,7 +53,7 @@ class Waiting:
 
 @contextmanager
 def opening(waiting: Waiting) -> Iterator[None]:
-    """Around what opens stores, which may hang without failing: the line comes after QUIET_S in any case."""
+    """Prints the line after QUIET_S while the block opens stores, because that may hang without failing."""
     timer = threading.Timer(QUIET_S, waiting.tell)
     timer.daemon = True
     timer.start()

@@ -67,7 +67,7 @@ def test_a_time_ago_counts_back_from_now(persist, dated_shard):
     code, out, _ = persist("read", shard_id, *args, "--from", f"-{years}d", "--json")
     assert (code, json.loads(out)["_time"]) == (0, UPPER - 1)
     code, _, err = persist("read", shard_id, *args, "--as-of", "-many")
-    assert (code, "--as-of takes a time, or `latest`; '-many' is no time ago such as -1h" in err) == (64, True)
+    assert (code, "--as-of takes a time, or `latest`; '-many' is not a time ago such as -1h" in err) == (64, True)
 
 
 def test_a_time_is_shown_with_its_date_and_never_grouped():
@@ -94,7 +94,7 @@ def test_a_store_that_is_not_there_is_named_in_one_sentence_and_not_made(persist
     for blob, said in (
         (f"file://{tmp_path}/none", f"there is no directory file://{tmp_path}/none: check the path"),
         (f"file://{tmp_path}/empty", "is not a blob store: it has no .tmp/ in it; check the path"),
-        ("empty", "empty is no URL: it begins with one of file:, mem:, s3:, as in file:///folder"),
+        ("empty", "empty is not a URL: a URL begins with one of file:, mem:, s3:, as in file:///folder"),
         (f"file://{tmp_path}/file", "Not a directory"),
     ):
         code, out, err = persist(*command, "--blob", blob, "--consensus", consensus)
@@ -109,7 +109,7 @@ def test_a_log_that_is_not_there_is_named_in_one_sentence(persist, tmp_path, dat
     _, (_, blob, *_) = dated_shard
     for consensus, said in (
         (f"sqlite://{tmp_path}/other.db", "other.db is not there: check the path"),
-        ("log.db", "log.db is no URL: it begins with one of mem:, redis:, rediss:, sqlite:"),
+        ("log.db", "log.db is not a URL: a URL begins with one of mem:, redis:, rediss:, sqlite:"),
     ):
         code, out, err = persist("inspect", "shards", "--blob", blob, "--consensus", consensus)
         assert (code, out, err.count("\n")) == (64, "", 1)

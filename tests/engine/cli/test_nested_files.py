@@ -89,8 +89,8 @@ def test_a_cell_that_is_no_list_is_refused_by_its_column(tmp_path, cell, message
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ('{"id": 1}\n\n[1]\n', "line 3 is no object"),
-        ('{"id": 1}\nnull\n', "line 2 is no object"),
+        ('{"id": 1}\n\n[1]\n', "line 3 is not an object"),
+        ('{"id": 1}\nnull\n', "line 2 is not an object"),
         ("null\n", "it begins with null"),
         ('{"id": 1', "line 1: Expecting"),
         ('{"id": 1, "id": 2}', "line 1: an object has the name 'id' more than once"),
@@ -100,7 +100,7 @@ def test_a_cell_that_is_no_list_is_refused_by_its_column(tmp_path, cell, message
 def test_a_line_that_is_no_object_is_refused_by_its_number(tmp_path, lines, message):
     path = tmp_path / "rows.jsonl"
     path.write_text(lines)
-    with pytest.raises(InvalidUsage, match=f"rows.jsonl is no jsonl that the table takes: {message}"):
+    with pytest.raises(InvalidUsage, match=f"rows.jsonl is not jsonl that the table accepts: {message}"):
         list(batches_of([str(path)], None, SCHEMA, lambda *_: None))
 
 
@@ -123,7 +123,7 @@ def test_a_file_that_begins_with_null_is_refused_without_maps_too(tmp_path):
 def test_null_in_place_of_an_object_is_no_row_of_nulls(tmp_path, lines, number):
     path = tmp_path / "rows.jsonl"
     path.write_text(lines)
-    with pytest.raises(InvalidUsage, match=f"line {number} is null, which is no object"):
+    with pytest.raises(InvalidUsage, match=f"line {number} is null, which is not an object"):
         list(batches_of([str(path)], None, PLAIN, lambda *_: None))
 
 
@@ -217,7 +217,7 @@ def test_a_number_that_is_not_the_decimal_is_refused(tmp_path, number, more):
     path = tmp_path / "rows.jsonl"
     of_map = ', "m": {}' if more else ""
     path.write_text(f'{{"x": {number}{of_map}}}\n')
-    with pytest.raises(InvalidUsage, match="is no jsonl that the table takes|does not fit"):
+    with pytest.raises(InvalidUsage, match="is not jsonl that the table accepts|does not fit"):
         list(batches_of([str(path)], None, parse_ddl(f"x DECIMAL(5,1){more}"), lambda *_: None))
 
 

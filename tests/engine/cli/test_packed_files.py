@@ -60,7 +60,7 @@ def test_a_packed_file_that_was_cut_off_is_refused(tmp_path, kind, codec):
         with pytest.raises(InvalidUsage, match=f"cannot read .*rows.{kind}.{codec}: Truncated compressed stream"):
             read(path)
     path.write_bytes(b"")
-    with pytest.raises(InvalidUsage, match=f"^.*rows.{kind}.{codec} is empty, and no packed file is"):
+    with pytest.raises(InvalidUsage, match=f"^.*rows.{kind}.{codec} is empty, but a packed file never is"):
         read(path)
 
 
@@ -72,7 +72,7 @@ def test_what_is_not_packed_as_its_name_says_is_refused(tmp_path, chosen):
         read(path)
     path = tmp_path / "rows.csv.xz"
     path.write_text("id,name\n1,a\n")
-    with pytest.raises(InvalidUsage, match=r"^\S*rows.csv.xz is packed as .xz, which is not read: unpack it"):
+    with pytest.raises(InvalidUsage, match=r"^\S*rows.csv.xz is packed as .xz, which persist cannot read: unpack it"):
         list(batches_of([str(path)], chosen, SCHEMA, lambda *_: None))
 
 

@@ -88,7 +88,7 @@ def test_regression_a_stream_of_arrow_without_its_end_is_refused(
         return sum(table.num_rows for table in found)
 
     assert read(whole.getvalue()) == 3000
-    with pytest.raises(InvalidUsage, match="is no arrow that the table takes: it has no mark of its end"):
+    with pytest.raises(InvalidUsage, match="is not arrow that the table accepts: it has no mark of its end"):
         read(whole.getvalue()[:cut])
 
 

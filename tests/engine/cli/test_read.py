@@ -171,10 +171,10 @@ def test_read_shows_what_changed_between_two_times(persist, shop):
     lines = [json.loads(line) for line in out.splitlines()]
     assert [(line["key"]["id"], line["time"], line["diff"]) for line in lines] == [(0, 0, 1), (12, 0, 1), (24, 0, 1)]
     for wrong, said in (
-        (["--to", "5"], "--to ends what --from begins"),
+        (["--to", "5"], "--to needs --from"),
         (["--from", "5", "--as-of", "7"], "does not go with --as-of"),
         (["--from", "5", "--count"], "does not go with --count"),
-        (["--from", "-none"], "--from takes a time, or `latest`; '-none' is no time ago such as -1h"),
+        (["--from", "-none"], "--from takes a time, or `latest`; '-none' is not a time ago such as -1h"),
         (["--from", "now"], "--from takes a time, or `latest`; the time must be a whole number"),
         (["--from", "1h"], "not str '1h'; a time ago begins with a minus, as in -1h"),
         (["--to", "2013-01-01", "--from", "5"], "no time zone, so its instant is unknown: add one"),

@@ -231,9 +231,9 @@ def test_several_files_are_one_commit(store):
     one, two = written_as(store.folder / "a.csv", "csv"), written_as(store.folder / "b.parquet", "parquet")
     assert json.loads(store("append", "orders", one, two, "--json"))["inserted"] == 6
     two.write_bytes(b"no parquet")
-    assert "b.parquet is no parquet" in store("append", "orders", one, two, code=64)
+    assert "b.parquet is not parquet" in store("append", "orders", one, two, code=64)
     assert "cannot read nowhere.csv" in store("append", "orders", one, "nowhere.csv", code=64)
-    assert "its name says no format" in store("append", "orders", "rows.xls", code=64)
+    assert "its name does not show its format" in store("append", "orders", "rows.xls", code=64)
     assert len(rows_of(store)) == 6
 
 
@@ -242,9 +242,9 @@ def test_several_files_are_one_commit(store):
     [
         ("id,name\n1,a\n", "table orders: price is missing; at is missing"),
         ("id,name,price,at,x\n1,a,,,1\n", "x is no column of the table"),
-        ("id,name,price,at\none,a,,\n", "is no csv that the table takes: id is BIGINT: invalid value 'one'"),
-        ('"id",name,"price",at\n1,a,1.234,\n', "is no csv that the table takes: price is DECIMAL(10,2): "),
-        ("id,name,price,at\n1,a\n", "is no csv that the table takes"),
+        ("id,name,price,at\none,a,,\n", "is not csv that the table accepts: id is BIGINT: invalid value 'one'"),
+        ('"id",name,"price",at\n1,a,1.234,\n', "is not csv that the table accepts: price is DECIMAL(10,2): "),
+        ("id,name,price,at\n1,a\n", "is not csv that the table accepts"),
     ],
 )
 def test_files_that_do_not_fit(store, text, message):
@@ -278,7 +278,7 @@ def test_an_overwrite_with_a_file_without_a_line_removes_nothing_unless_it_is_me
     rows.write_text('{"id": 1, "name": "a", "price": null, "at": null}\n')
     empty.write_text("\n")
     store("append", "orders", rows)
-    assert "empty.jsonl holds no line, and overwrite would remove all rows: give --allow-empty" in store(
+    assert "empty.jsonl holds no line, so overwrite would remove all rows: give --allow-empty" in store(
         "overwrite", "orders", empty, code=64
     )
     assert [row["id"] for row in rows_of(store)] == [1]
@@ -297,7 +297,7 @@ def test_keys_orders_and_transactions(store):
     assert json.loads(store("upsert", "orders", path, "--order-by", "seen", "--txn", "nightly:7", "--json"))[
         "is_repeat"
     ]
-    assert "--txn is APP:NUMBER" in store("append", "orders", path, "--txn", "7", code=64)
+    assert "--txn takes APP:NUMBER" in store("append", "orders", path, "--txn", "7", code=64)
     seen = json.loads(store("delete", "orders", "--where", "id = 1", "--json"))
     assert seen["deleted"] == 1
     path.write_text("id,name,price,at\n1,a,,\n")
@@ -341,12 +341,12 @@ def test_looking_after_a_table(store):
     more = ("--commit-info", "job=a=b", "--commit-info", "by=")
     store("delete", "orders", "--where", "id = 1", *more)
     assert json.loads(store("history", "orders", "--json"))[0]["commit_info"] == {"job": "a=b", "by": ""}
-    assert "is NAME=TEXT" in store("delete", "orders", "--where", "id = 2", "--commit-info", "job", code=64)
+    assert "takes NAME=TEXT" in store("delete", "orders", "--where", "id = 2", "--commit-info", "job", code=64)
     for command in ("optimize", "vacuum"):
         store(command, "orders")
         assert isinstance(json.loads(store(command, "orders", "--json")), list)
     store("rename", "demo.more", "less")
-    assert "repeat the name, --confirm less" in store("drop", "less", "--purge", code=64)
+    assert "confirm it with --confirm less" in store("drop", "less", "--purge", code=64)
     assert json.loads(store("drop", "less", "--purge", "--confirm", "less", "--json"))["rows"] == "deleted"
     kept = json.loads(store("drop", "orders", "--json"))["id"]
     assert store("ls").splitlines() == ["name\tid"]
@@ -427,7 +427,7 @@ def test_a_command_makes_no_stores_but_create(tmp_path, persist):
 
 def test_hints_are_commands_that_work_when_pasted(store):
     error = store("append", "ordres", written_as(store.folder / "rows.csv", "csv"), code=64)
-    assert "near names are orders; create it as in `" in error
+    assert "near names are orders; create it, as in `" in error
     assert "db." not in error
     pasted = re.findall("`(persist [^`]*)`", error)
     assert [words.split()[1] for words in pasted] == ["create", "ls", "inspect", "local"]
@@ -435,7 +435,7 @@ def test_hints_are_commands_that_work_when_pasted(store):
         store(*shlex.split(words)[1:])
     assert "there are orders, ordres; `persist ls`" in store("read", "xyz", code=64)
     error = store("create", "orders", "--key", "id BIGINT", code=64)
-    assert error == "error: InvalidArgument: table orders: the name is taken: write to it, or say --exist-ok\n"
+    assert error == "error: InvalidArgument: table orders: the name is taken: write to it, or give --exist-ok\n"
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_regression_a_refusal_says_where_in_a_large_file(tmp_path, kind, first, 
 
 def test_the_columns_of_a_file_that_is_no_parquet(store):
     path = written_as(store.folder / "rows.csv", "csv")
-    assert "rows.csv is no Parquet file" in store("create", "new", "--key", "id", "--like", path, code=64)
+    assert "rows.csv is not a Parquet file" in store("create", "new", "--key", "id", "--like", path, code=64)
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "arrow"])

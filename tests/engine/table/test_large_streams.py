@@ -135,7 +135,7 @@ def test_a_column_that_no_line_has_is_missing_at_the_end(monkeypatch, wanted, bl
     assert wanted.names[2] not in list(files._jsonl(Piped(lines), wanted))[-1].column_names
     bad = b'{"id": 1, "name": "a"}\n\n[]\n'
     if wanted is MAPPED:
-        with pytest.raises(InvalidUsage, match="line 3 is no object"):
+        with pytest.raises(InvalidUsage, match="line 3 is not an object"):
             list(files._jsonl(Piped(bad), wanted))
 
 

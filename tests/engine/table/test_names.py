@@ -50,7 +50,7 @@ def test_where_the_stores_are(given, environ, blob, consensus):
     [
         (None, "no store given"),
         ("s3://bucket/p", "has no log: give the second URL"),
-        ("production", "is no URL"),
+        ("production", "is not a URL"),
         (7, "a store is a URL"),
     ],
 )

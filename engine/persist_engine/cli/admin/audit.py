@@ -1,4 +1,4 @@
-"""The commands of `persist admin` that look: holds (which it can end, too), usage, verify, export."""
+"""The commands of `persist admin` that inspect: holds (this one can also end holds), usage, verify, export."""
 
 from __future__ import annotations
 
@@ -55,17 +55,19 @@ def holds(
     shard: ShardOption = None,
     expire: Annotated[
         list[str] | None,
-        typer.Option("--expire", help="Reader whose hold ends with this; its process gets Fenced. May be repeated."),
+        typer.Option("--expire", help="End the hold of this reader; its process gets Fenced. May be repeated."),
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="With --expire: also a critical reader, whose owner loses its place for good."),
+        typer.Option("--force", help="With --expire: also end a critical reader. Its owner loses its place for good."),
     ] = False,
     commit: Commit = False,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Every reader and writer and the retention, oldest hold first: what each holds, since when, what blocks since or collection."""
+    """Show every reader, every writer and the retention, oldest hold first: what each holds and since when, and what blocks since or
+    collection.
+    """
     from persist_engine.work.holds import expire_holds, holds_of
 
     asked = asked_shard(shard_argument, shard)
@@ -114,12 +116,15 @@ def usage(
     *,
     shard: ShardOption = None,
     referenced: Annotated[
-        bool, typer.Option("--referenced", help="Only what the newest versions name: from metadata, lists nothing.")
+        bool,
+        typer.Option(
+            "--referenced", help="Count only what the newest versions name. Reads metadata and lists no blobs."
+        ),
     ] = False,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """What lies in the blob store, by shard: needed, held, on its way, or leaked. Without SHARD: all shards."""
+    """Show what the blob store holds for each shard: needed, held, on its way, or leaked. Without SHARD: all shards."""
     asked = asked_or_all(shard_argument, shard)
     with connected(stores) as client:
         shard_id = None if asked is None else shard_called(client, asked)
@@ -140,7 +145,7 @@ def usage(
                 on_listed=lambda blobs, size: bar(blobs, blobs, f"{counted(blobs, 'blob')}, {sized(size)}"),
             )
         if shard_id is not None and shard_id not in found.shards:
-            client.machine(shard_id)  # nothing of it anywhere: says that there is no such shard
+            client.machine(shard_id)  # neither store knows the shard: this raises ShardNotFound
     if as_json:
         print_json(found.to_json())
         return
@@ -158,7 +163,7 @@ def usage(
             ("(none of ours)", *(None for _ in Bucket), found.foreign_bytes, counted(found.foreign_blobs, "blob"))
         )
     columns = ("shard", *(bucket.value for bucket in Bucket), "total_bytes", "remark")
-    print_rows(columns, rows, counts=lambda _name: True)  # of bytes, all of them
+    print_rows(columns, rows, counts=lambda _name: True)  # every number is a count of bytes
 
 
 def _remark(problem: str | None, exists: bool) -> str | None:  # noqa: FBT001 - two columns of one row
@@ -207,9 +212,9 @@ def verify(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Check that everything live versions name exists, decodes, and is what they say. Without SHARD: all shards.
+    """Check that everything that live versions name exists, decodes, and is what they say. Without SHARD: all shards.
 
-    Exit code 74 when something is lost or wrong. What is missing is looked for in all parts, whatever the sample.
+    Exits with code 74 when something is lost or wrong. Looks for missing parts among all parts, whatever the sample.
     """
     from persist_engine.work.audit.verify import lost_shard, shards_without_log
 
@@ -218,7 +223,7 @@ def verify(
         shard_id = None if asked is None else shard_called(client, asked)
         shard_ids = sorted(client.shards()) if shard_id is None else [shard_id]
         if shard_id is None:
-            # Those created since then are found there, too, and have their log when they are looked at.
+            # This also finds shards that were created in the meantime. They have their log by the time they are verified.
             shard_ids += shards_without_log(client.versions, shard_ids)
         found: list[Verification] = []
         problems: list[PersistError] = []
@@ -278,7 +283,7 @@ def export(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Write a whole shard as Parquet files and a manifest with their checksums. The directory appears complete."""
+    """Write a whole shard as Parquet files and a manifest with their checksums. The directory appears only when it is complete."""
     from persist_engine.client.export import MANIFEST, export_shard
 
     asked = asked_shard(shard_argument, shard)

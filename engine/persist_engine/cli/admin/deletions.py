@@ -1,4 +1,4 @@
-"""`persist admin deletions`: which blobs maintenance deleted, when and why, by the records in the blob store."""
+"""`persist admin deletions`: shows which blobs maintenance deleted, when and why, according to the records in the blob store."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def deletions(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Show which blobs were deleted, when and by which run. Records are kept for a time (`gc.recordDays` of a PersistShard, 90 days by
-    default). `Unknown`: a run ended before it could say which of its blobs it deleted.
+    """Show which blobs were deleted, when and by which run. Records are kept for a limited time (`gc.recordDays` of a PersistShard, 90 days
+    by default). `Unknown` means that a run ended before it could record which of its blobs it deleted.
     """
     from persist_engine.work.deletions import recorded
 
     since_ms = one_time(since, "--since")
     if since_ms is None:
-        raise InvalidUsage("--since takes a time of the clock, such as -7d; `latest` is none")
+        raise InvalidUsage("--since takes a time of the clock, such as -7d; `latest` is not one")
     asked = asked_shard(shard_argument, shard)
     with connected(stores) as client:
         found = recorded(client.machine(shard_called(client, asked)), since_ms=since_ms)

@@ -1,5 +1,5 @@
-"""`persist admin`: commands that a person runs on shards. Without `--commit` a command changes nothing and prints exactly what it
-would do.
+"""`persist admin`: commands with which a person administers shards. Without `--commit` a command changes nothing and prints exactly what
+it would do.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def force_compaction(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Compact everything that is not compact, however small. Contents stay the same at every readable time."""
+    """Compact everything that is not compact yet, however small. Contents stay the same at every readable time."""
     from persist_engine.work.repair.force import force_compaction as force
     from persist_engine.work.repair.force import plan_compaction
 
@@ -82,7 +82,7 @@ def force_compaction(
         machine = client.machine(shard_id)
         if not commit:
             min_version = machine.settings.compaction.claim_min_version
-            _told(plan_compaction(machine.refresh(), full=full, min_version=min_version), as_json=as_json)
+            _show_plan(plan_compaction(machine.refresh(), full=full, min_version=min_version), as_json=as_json)
             return
         with progress_bar("compact", quiet=as_json) as bar:
             _done(force(machine, full=full, on_read=reading(bar)), as_json=as_json)
@@ -98,7 +98,7 @@ def force_gc(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Write a rollup and collect all garbage that no reader holds back: `persist admin holds` lists these readers."""
+    """Write a rollup and collect all garbage that no reader holds. `persist admin holds` lists the readers that hold some."""
     from persist_engine.work.repair.force import force_gc as force
     from persist_engine.work.repair.force import plan_gc
 
@@ -107,7 +107,7 @@ def force_gc(
         shard_id = shard_called(client, asked)
         machine = client.machine(shard_id)
         if not commit:
-            _told(plan_gc(machine), as_json=as_json)
+            _show_plan(plan_gc(machine), as_json=as_json)
             return
         with progress_bar("collect", quiet=as_json) as bar:
             outcomes = force(
@@ -127,16 +127,16 @@ def finalize(
     ] = False,
     release: Annotated[
         list[str] | None,
-        typer.Option("--release", help="With --close: critical reader whose hold ends with this. May be repeated."),
+        typer.Option("--release", help="With --close: end the hold of this critical reader. May be repeated."),
     ] = None,
     commit: Commit = False,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Delete all data of a closed shard for good. Refused while since or upper is not empty; the refusal names the readers that hold them.
+    """Delete all data of a closed shard for good. Refuses while since or upper is not empty, and names the readers that hold them.
 
-    A finalized shard can never be read or written again. Readers' holds are never overridden: a leased reader has to
-    end, a critical one has to be named with --release.
+    A finalized shard can never be read or written again. The command overrides no reader's hold: a leased reader has to
+    end, and a critical reader has to be named with --release.
     """
     from persist_engine.base.errors import FinalizationError
     from persist_engine.client.closing import close_shard, finalize_shard, obstacles
@@ -172,7 +172,7 @@ def finalize(
         plan.append(
             Planned("delete", f"{counted(sizes.parts, 'part')}, {counted(sizes.rows, 'update')}", sizes.blob_bytes)
         )
-        _told([*plan, Planned("make a tombstone of", str(shard_id))], as_json=as_json)
+        _show_plan([*plan, Planned("make a tombstone of", str(shard_id))], as_json=as_json)
 
 
 @app.command(epilog="Example: persist admin restore SHARD --commit")
@@ -185,9 +185,9 @@ def restore(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Bring back deleted blobs that live versions name, where the store kept them (S3 with versioning).
+    """Restore deleted blobs that live versions name, if the store kept them (S3 with versioning).
 
-    Exit code 74 when something is missing that could not be, or was not, brought back.
+    Exits with code 74 when something is missing that it could not restore, or did not restore.
     """
     from persist_engine.work.repair.restore import restore_shard
 
@@ -207,8 +207,8 @@ def restore(
         raise typer.Exit(EXIT_CORRUPT)
 
 
-def _told(plan: Iterable[Planned], *, as_json: bool) -> None:
-    """What would be done."""
+def _show_plan(plan: Iterable[Planned], *, as_json: bool) -> None:
+    """Prints what the command would do."""
     planned = list(plan)
     if as_json:
         print_json({"committed": False, "plan": [each.to_json() for each in planned], "done": []})
@@ -221,7 +221,7 @@ def _told(plan: Iterable[Planned], *, as_json: bool) -> None:
 
 
 def _done(outcomes: Iterable[Outcome], *, as_json: bool) -> None:
-    """What was done."""
+    """Prints what the command did."""
     done = list(outcomes)
     if as_json:
         reports: list[dict[str, Any]] = [outcome.to_json() for outcome in done]

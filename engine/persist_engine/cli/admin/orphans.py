@@ -42,7 +42,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def seconds_of(text: str) -> int:
-    """`7d`, `12h`, `90m`, `3600s` or `3600` in seconds; InvalidUsage for anything else."""
+    """`7d`, `12h`, `90m`, `3600s` or `3600` in seconds. Raises InvalidUsage for anything else."""
     found = re.fullmatch(r"(\d{1,9})([smhd]?)", text)
     if found is None:
         raise InvalidUsage(f"not a duration: {text!r}, expected a number and s, m, h or d, as in 7d")
@@ -55,20 +55,23 @@ def orphans(
     *,
     shard: ShardOption = None,
     older_than: Annotated[
-        str, typer.Option(help="Only what was staged longer ago; batches staged before are refused from then on.")
+        str,
+        typer.Option(
+            help="Only blobs that were staged longer ago. Batches staged before that are refused from then on."
+        ),
     ] = "7d",
     max_deletes: Annotated[int | None, typer.Option(min=1, help="Stop after this many deletes.")] = None,
     resume_after: Annotated[
-        str | None, typer.Option(help="Of all shards, those after this one: where an earlier run stopped.")
+        str | None, typer.Option(help="Skip the shards up to this one, where an earlier run stopped.")
     ] = None,
     commit: Commit = False,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Find blobs that no version names and none ever will. Without SHARD: all shards, in the order of their ids.
+    """Find blobs that no version names and that none will ever name. Without SHARD: all shards, in the order of their ids.
 
-    With --commit each shard first gets a floor: a batch that was staged before the floor can no longer be appended, so no version
-    will ever name a deleted blob. Blobs of shards that consensus does not know are shown by `persist admin usage` and never deleted.
+    With --commit the command first gives each shard a floor: a batch that was staged before the floor can no longer be appended, so no
+    version will ever name a deleted blob. Blobs of shards that consensus does not know are never deleted; `persist admin usage` shows them.
     """
     from persist_engine.model.ids import ShardId
 
@@ -93,7 +96,7 @@ def orphans(
                 except UNREADABLE as error:
                     if one is not None:
                         raise
-                    problems.append(error)  # those before it are reported, those after it looked through
+                    problems.append(error)  # the command goes on with the other shards
                     done = shard_id
                     continue
                 found.append(scanned)

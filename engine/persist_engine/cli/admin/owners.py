@@ -1,4 +1,4 @@
-"""The commands of `persist admin` on owners: which resource has which shard, under which name, and changing that by hand."""
+"""The commands of `persist admin` on owners. They show which resource has which shard under which name, and change that by hand."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def owner(
     *,
     shard: ShardOption = None,
     release: Annotated[
-        bool, typer.Option("--release", help="Let it have no owner; the owner's name then leads to no shard.")
+        bool, typer.Option("--release", help="Remove the owner. The owner's name then leads to no shard.")
     ] = False,
     take_over: Annotated[
         str | None,
         typer.Option(
             "--take-over",
             metavar="OPERATOR/NAMESPACE/NAME",
-            help="Make it this resource's, also if it is another's. A / within one is written %2F.",
+            help="Make this resource the owner, also if another one owns the shard. Write a / within a part as %2F.",
         ),
     ] = None,
     commit: Commit = False,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Which resource of which operator owns the shard; no other operator advances, shows or maintains it.
+    """Show which resource of which operator owns the shard. No other operator advances, shows or maintains it.
 
-    A resource that still exists adopts no shard that was released under it: take it over, or delete the resource first.
+    A resource that still exists does not adopt a shard that was released under it: take the shard over, or delete the resource first.
     """
     from persist_engine.model.ownership import Owner
 
@@ -88,7 +88,7 @@ def names(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Every resource that has, or had, a shard of this location, and the owner of that shard now."""
+    """List every resource that has, or had, a shard of this location, and the present owner of that shard."""
     with connected(stores) as client:
         found = sorted((str(name), name, shard_id) for name, shard_id in client.names())
         rows = [(name, shard_id, client.owner_of(shard_id)) for _, name, shard_id in found]
@@ -106,5 +106,5 @@ def names(
 
 
 def fields_of(owner: Owner | None) -> dict[str, str] | None:
-    """The owner in JSON."""
+    """The owner as JSON. None when there is none."""
     return None if owner is None else asdict(owner)

@@ -1,4 +1,4 @@
-"""`persist admin proof`: shows that what was retracted before a time is gone, or names what is left."""
+"""`persist admin proof`: shows that everything that was retracted before a time is gone, or names what is left."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def proof(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Show that everything retracted before a time is gone from blobs, log and kept object versions, or name exactly what is left.
+    """Show that everything that was retracted before a time is gone from blobs, log and kept object versions, or name exactly what is left.
 
-    Exit code 0: it is gone. Exit code 3: something is left, or may be. Changes nothing, and reads no rows.
+    Exits with code 0 when it is gone, and with code 3 when something is left or may be left. Changes nothing and reads no rows.
     """
     from persist_engine.work.audit.proof import prove
 
     before_ms = one_time(before, "--before")
     if before_ms is None:
-        raise InvalidUsage("--before takes a time of the clock, such as -1h; `latest` is none")
+        raise InvalidUsage("--before takes a time of the clock, such as -1h; `latest` is not one")
     asked = asked_shard(shard_argument, shard)
     with connected(stores) as client:
         shard_id = shard_called(client, asked)

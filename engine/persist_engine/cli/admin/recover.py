@@ -1,5 +1,5 @@
-"""`persist admin recover` and `recover-store`: a shard whose log consensus lost, begun anew from the newest rollup in blob; two
-stores that are to be a pair again.
+"""`persist admin recover` begins the log of a shard anew from the newest rollup in blob when consensus lost the log.
+`persist admin recover-store` makes two stores a pair again.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def recover(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Begin the log of a shard anew from the newest rollup, when consensus lost it, and tell which versions are gone.
+    """Begin the log of a shard anew from the newest rollup when consensus lost it, and show which versions are gone.
 
     First restore consensus if you can: a rollup is older than the newest version, and nothing brings back what came after
-    it. Stop writers before; processes that knew the lost log are refused afterwards and have to be started again. Deletes
-    nothing. Exit code 74 when blobs are missing: `persist admin restore` may bring them back once there is a log.
+    it. Stop all writers first. Processes that knew the lost log are refused afterwards and have to be restarted. Deletes
+    nothing. Exits with code 74 when blobs are missing: `persist admin restore` may bring them back once there is a log.
     """
     from persist_engine.work.repair.recover import recover_shard
 
@@ -83,7 +83,7 @@ def recover(
 def _show(found: Recovered, *, is_wanted: bool) -> None:
     base, log = found.base, found.log
     held = "none" if log is None else f"v{log.earliest} to v{log.head}, born as {log.birth or 'unreadable'}"
-    through = "on, how far is not known" if found.gone_through is None else f"to v{found.gone_through}"
+    through = "on; the last one is not known" if found.gone_through is None else f"to v{found.gone_through}"
     rows = [
         ("log in consensus", held),
         ("rollup", f"{base.key}: v{base.seqno}, {counted(base.updates, 'update')} in {counted(base.parts, 'part')}"),
@@ -113,10 +113,10 @@ def recover_store(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Make two stores a pair again of which one forgot it (StoreLost), as a Redis does that was emptied.
+    """Make two stores a pair again when one of them forgot that it was (StoreLost), such as a Redis that was emptied.
 
-    First check both addresses, and restore the store that lost its data if you can. The command lists the shards that have
-    no log any more: `persist admin recover SHARD` is for those. Two stores of two pairs stay apart.
+    First check both addresses, and restore the store that lost its data if you can. The command lists the shards that no longer have
+    a log: `persist admin recover SHARD` is for those. It does not join stores of two different pairs.
     """
     from persist_engine.work.repair.rejoin import rejoin
 
@@ -127,10 +127,10 @@ def recover_store(
         return
     rows = [
         ("pair", found.store_id),
-        ("forgotten by", found.forgot or "none of the two"),
+        ("forgotten by", found.forgot or "neither of the two"),
         ("shards in consensus", str(found.shards_in_consensus)),
     ]
     rows += [("without a log", shard_id) for shard_id in found.shards_without_log]
     print_rows(("what", "value"), rows)
     if found.forgot is not None and not commit:
-        say_unchanged(to=f"tell the {found.forgot} store")
+        say_unchanged(to=f"write it into the {found.forgot} store")

@@ -1,4 +1,4 @@
-"""`persist admin retention`: how far a shard's since stays behind its upper, whatever readers let go of."""
+"""`persist admin retention`: how far a shard's since stays behind its upper, even when readers release older times."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def retention(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Show the shard's retention and since, or set it. What since has passed does not come back with a longer one.
+    """Show the shard's retention and since, or set the retention. A longer one does not bring back times that since has passed.
 
-    It counts in the shard's own times, as milliseconds. A shard of an operator has none: `retention.sinceLagSeconds` of its
-    PersistShard is what holds since.
+    It counts in the shard's own times, as milliseconds. A shard of an operator has no retention: `retention.sinceLagSeconds` of its
+    PersistShard holds since.
     """
     from persist_engine.model.retention import current, in_words, planned, retention_of
 
     if shard is not None and value is None and shard_argument is not None and not shard_argument.startswith("s"):
-        shard_argument, value = None, shard_argument  # the shard is an option: what stands alone is the value
+        shard_argument, value = None, shard_argument  # the shard was given as an option: the argument is the value
     asked = asked_shard(shard_argument, shard)
     wanted = None if value is None else retention_of(value)
     with connected(stores) as client:

@@ -1,6 +1,4 @@
-"""`persist inspect`: what stands in a location, a shard's metadata, its log and its blobs. Changes nothing, registers
-nothing.
-"""
+"""`persist inspect`: shows what a location holds, and a shard's metadata, log and blobs. Changes nothing and registers nothing."""
 
 from __future__ import annotations
 
@@ -58,12 +56,14 @@ app.command()(rollup)
 def shards(
     *,
     long: Annotated[
-        bool, typer.Option("--long", "-l", help="Also since, upper, rows and bytes: reads each state.")
+        bool, typer.Option("--long", "-l", help="Also show since, upper, rows and bytes, which reads each state.")
     ] = False,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """List the shards of a location. One that cannot be read is listed without numbers, and ends in its exit code."""
+    """List the shards of a location. A shard that cannot be read is listed without numbers, and the command exits with the code of that
+    error.
+    """
     with connected(stores) as client:
         found = sorted(client.shards())
         names = ("shard", "seqno", "since", "upper", "updates", "parts", "bytes", "readers", "writers")
@@ -107,7 +107,7 @@ def shard(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """One shard in numbers: frontiers, schema, data, versions, debt, its store, its owner, its holds."""
+    """Show one shard in numbers: frontiers, schema, data, versions, debt, its store, its owner, its holds."""
     from persist_engine.model.retention import remark
 
     asked = asked_shard(shard_argument, shard)
@@ -135,12 +135,12 @@ def state(
     *,
     shard: ShardOption = None,
     seqno: Annotated[
-        int | None, typer.Option("--seqno", help="As of this version, one of those that `inspect diffs` lists.")
+        int | None, typer.Option("--seqno", help="Show this version, one of those that `inspect diffs` lists.")
     ] = None,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """The whole metadata at the newest version, or at an older one, as JSON in any case."""
+    """Show the whole metadata at the newest version or at an older one. The output is always JSON."""
     del as_json
     asked = asked_shard(shard_argument, shard)
     with connected(stores) as client:
@@ -171,7 +171,7 @@ def diffs(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """The live versions in consensus, and what each changed."""
+    """List the live versions in consensus, and what each changed."""
     asked = asked_shard(shard_argument, shard)
     with connected(stores) as client:
         shard_id = shard_called(client, asked)
@@ -197,7 +197,7 @@ def batches(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """The parts of all batches, oldest first: which run, how many rows and bytes, where."""
+    """List the parts of all batches, oldest first: the run, how many rows and bytes, and where they are."""
     asked = asked_shard(shard_argument, shard)
     with connected(stores) as client:
         shard_id = shard_called(client, asked)
@@ -216,12 +216,14 @@ def blobs(
     shard: ShardOption = None,
     unreferenced: Annotated[
         bool,
-        typer.Option("--unreferenced", help="Only those that no live version names: leaked, or being written now."),
+        typer.Option(
+            "--unreferenced", help="Only blobs that no live version names: leaked ones, or ones being written now."
+        ),
     ] = False,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """The shard's blobs as the store lists them, and which of them the live versions name."""
+    """List the shard's blobs, and which of them the live versions name."""
     asked = asked_shard(shard_argument, shard)
     with connected(stores) as client:
         shard_id = shard_called(client, asked)
@@ -236,13 +238,16 @@ def blobs(
 
 
 def _blob_rows(client: PersistClient, shard_id: ShardId) -> Iterator[tuple[str, str, int, str]]:
-    """(key, kind, bytes, named by): the newest state, older live states only (garbage for a later GC), or none."""
+    """Rows of (key, kind, bytes, named by). A blob is named by the newest state, only by older live states (garbage for a later GC), or
+    by none.
+    """
     from persist_engine.codec.keys import belongs_to_no_version, blob_key, shard_prefix, staging_notes_prefix
     from persist_engine.model.diff.state_diff import deleted_blobs, live_blobs
     from persist_engine.parts.listings import with_nested
 
     machine = client.machine(shard_id)
-    # Listed first: what is written and linked meanwhile is then not listed, rather than listed and called unreferenced.
+    # The listing comes first. A blob that is written and linked in the meantime is then missing from the listing. Otherwise it would be
+    # listed as unreferenced.
     listed = sorted(machine.blob.list_prefix(shard_prefix(shard_id)), key=lambda info: info.key)
     walk = machine.versions.fetch_all_live_states(shard_id)
     assert walk is not None

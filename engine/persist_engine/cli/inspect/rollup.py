@@ -1,4 +1,4 @@
-"""`persist inspect rollup`: what one rollup blob holds, by its key. Asks no log: it is for when the log is lost, or doubted."""
+"""`persist inspect rollup`: shows what one rollup blob holds, by its key. It reads no log, for cases where the log is lost or in doubt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 def complete_rollup(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Keys of rollups that begin so, for the shell, once the shard is known; none where there is no answer soon."""
+    """The keys of rollups that begin with `incomplete`, for the shell. None before the shard is known, or when the store does not answer
+    soon.
+    """
     from persist_engine.codec.keys import rollups_prefix
     from persist_engine.model.ids import ShardId
 
@@ -60,9 +62,7 @@ def rollup(
     give_up: GiveUp = GIVE_UP_S,
     as_json: AsJson = False,
 ) -> None:
-    """What a rollup's blob holds: the whole metadata at one version, in numbers, or with --json all of it. Reads that blob
-    and nothing else.
-    """
+    """Show what a rollup's blob holds: the metadata at one version, in numbers, or all of it with --json. Reads only that blob."""
     from persist_engine.codec.state import decode_rollup
 
     parsed = _parsed(key, shard)
@@ -78,7 +78,7 @@ def rollup(
     held = decode_rollup(data, key=whole_key)
     if (held.state.shard_id, held.state.seqno) != (parsed.shard_id, parsed.seqno):
         raise CorruptData(
-            f"rollup {whole_key} holds {held.state.seqno} of shard {held.state.shard_id}: another's bytes lie under its key",
+            f"rollup {whole_key} holds {held.state.seqno} of shard {held.state.shard_id}: its key holds the bytes of another rollup",
             key=whole_key,
         )
     if as_json:
@@ -89,13 +89,13 @@ def rollup(
 
 
 def shown_state(state: ShardState) -> dict[str, Any]:
-    """The whole metadata, as JSON can hold it."""
+    """The whole metadata, in values that JSON can hold."""
     names = [field.name for field in fields(state) if field.name != "trace"]
     return {name: plain(getattr(state, name)) for name in names} | {"trace": plain(state.trace.flatten())}
 
 
 def _parsed(key: str, shard: str | None) -> RollupKey:
-    """The rollup that was meant; InvalidUsage when it is none."""
+    """The rollup that `key` names. Raises InvalidUsage when it names none."""
     from persist_engine.codec.keys import RollupKey, blob_key, parse_blob_key
 
     if key.count("/") == 1:

@@ -1,4 +1,4 @@
-"""Streams of Arrow's IPC format, whole or not at all."""
+"""Reads streams of Arrow's IPC format and refuses those that were cut off."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage
 
-#: The last bytes of a stream. They are optional in the format, but every writer that comes to its end writes them.
+#: The last bytes of a stream. They are optional in the format, but every writer that finishes writes them.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def stream_tables(source: IO[bytes] | pa.NativeFile) -> Iterator[pa.Table]:
-    """The rows of a stream, one batch at a time, after a table without rows. InvalidUsage, after the last batch, for one without the mark
-    of its end: Arrow itself takes the end of the file for it, also where the writer was killed between two batches.
+    """The rows of a stream, one batch at a time, after a table without rows. Raises InvalidUsage after the last batch when the mark of the
+    end is missing. Arrow itself accepts the end of the file in its place, even when the writer was killed between two batches.
     """
     tail = None if isinstance(source, pa.NativeFile) else _Tail(source)
     with pa.ipc.open_stream(source if tail is None else tail) as stream:
@@ -27,8 +27,8 @@ def stream_tables(source: IO[bytes] | pa.NativeFile) -> Iterator[pa.Table]:
             source.seek(max(0, source.tell() - len(_END)))
         if (source.read(len(_END)) if tail is None else tail.last) != _END:
             raise InvalidUsage(
-                "is no arrow that the table takes: it has no mark of its end, so its writer ended early; write it again, and close the "
-                "writer"
+                "is not arrow that the table accepts: it has no mark of its end, so its writer stopped early; write it again, and close "
+                "the writer"
             )
 
 

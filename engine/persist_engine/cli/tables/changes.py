@@ -1,4 +1,4 @@
-"""`persist changes TABLE`: what happened to a table, in the order of time; with --follow also what happens from now on."""
+"""`persist changes TABLE`: shows what happened to a table, in the order of time. With --follow it also shows later changes."""
 
 from __future__ import annotations
 
@@ -43,17 +43,21 @@ def changes(
     table: TableArgument,
     *,
     since: Annotated[
-        str, typer.Option(metavar="TIME", help=f"What happened after it: {TIME_HELP}. `start`: all that is readable.")
+        str,
+        typer.Option(
+            metavar="TIME", help=f"Show what happened after this time: {TIME_HELP}. `start`: all that is readable."
+        ),
     ] = _START,
     upto: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", help="Up to and at this time; by itself up to now.")
+        str | None,
+        typer.Option("--to", metavar="TIME", help="Show changes up to and at this time; up to now by default."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is written from now on, until interrupted.")
+        bool, typer.Option("--follow", "-f", help="Also show what is written from now on, until interrupted.")
     ] = False,
     where: Annotated[
         str | None,
-        typer.Option(help="Only changes of rows of which this holds, before or after: a condition as in SQL."),
+        typer.Option(help="Only changes of rows that match this condition of SQL before or after the change."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="Stop after this many changes.")] = None,
     form: Annotated[_Form, typer.Option("--format", help="text is for people, jsonl for programs.")] = _Form.TEXT,
@@ -85,7 +89,7 @@ def changes(
 
 
 def _lines(changes: pa.RecordBatch, key: tuple[str, ...]) -> str:
-    """One line a change: when, what, the key, and the row or what of it is new."""
+    """One line for each change: the time, the kind, the key, and the row or its new values."""
     from persist_engine.rows.nested.values import python_values
 
     columns = (python_values(changes.column(name)) for name in ("_time", "_change", "_before", "_after"))
@@ -104,16 +108,16 @@ def _line(
             f"{name}: {_json(before[name])} -> {_json(new)}" for name, new in after.items() if before[name] != new
         ]
     line = inert("  ".join((dated(time), f"{kind:6}", *named, *fields)))
-    return line.replace("\n", "\\n") + "\n"  # of names: values are JSON
+    return line.replace("\n", "\\n") + "\n"  # only names may hold a line end: values are JSON
 
 
 def _json(value: Any) -> str:
-    """A value on one line, whatever characters are in it."""
+    """The value as JSON on one line, whatever characters it holds."""
     return json.dumps(_named(value), ensure_ascii=False, default=_text_of)
 
 
 def _named(value: Any) -> Any:
-    """`value` with texts as the keys of maps, at any depth: JSON has no others."""
+    """`value` with the keys of maps as text at any depth, because JSON has no other keys."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else _text_of(key): _named(each) for key, each in value.items()}
     return list(map(_named, value)) if isinstance(value, list) else value

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from persist_engine.table.writing import Written
     from persist_engine.work.outcome import Outcome
 
-#: A command waits this long for the maintenance that its write left; what is not done is offered to the next write.
+#: A command waits this long for the maintenance that its write left. The next write is offered the rest.
 MAINTENANCE_S = 60.0
 WRITE_EPILOG = """Examples:
 
@@ -35,11 +35,11 @@ persist append orders orders.csv more.parquet
 
 duckdb -jsonlines -c "from read_csv('in.csv')" | persist upsert orders - --format jsonl --order-by changed
 
-Columns are matched by name; every misfit is named, and nothing is written then."""
+Columns are matched by name. If any does not fit, the error names each of these, and nothing is written."""
 
 
 class InputFormat(enum.StrEnum):
-    """How rows are read: see files.py, which loads Arrow."""
+    """The format of input rows. The readers are in files.py, which loads Arrow."""
 
     CSV = "csv"
     JSONL = "jsonl"
@@ -48,21 +48,21 @@ class InputFormat(enum.StrEnum):
 
 
 class Coercion(enum.StrEnum):
-    """What becomes of nanoseconds: table.columns.Coerce."""
+    """How nanoseconds are converted: the values of table.columns.Coerce."""
 
     US = "us"
     TRUNCATE = "truncate"
 
 
 class ClockName(enum.StrEnum):
-    """The clock of a table: model.state.Clock."""
+    """The clock of a table: the values of model.state.Clock."""
 
     MS = "ms"
     COUNTER = "counter"
 
 
 def complete_table(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Tables of the location at hand that begin so, for the shell; none where there is no answer soon."""
+    """The tables of the location that begin with `incomplete`, for the shell. None when the stores do not answer soon."""
 
     def look() -> list[str]:
         with connected(completing(ctx)) as client:
@@ -85,22 +85,22 @@ Files = Annotated[
 ]
 InputFormatOption = Annotated[
     InputFormat | None,
-    typer.Option("--format", help="By itself what the names of the files end in says. arrow is an IPC stream."),
+    typer.Option("--format", help="By default the names of the files show it. arrow is an IPC stream."),
 ]
-Where = Annotated[str, typer.Option(help="The rows of which this holds: a condition as in SQL.")]
+Where = Annotated[str, typer.Option(help="Only the rows that match this condition of SQL.")]
 TxnOption = Annotated[
     str | None,
-    typer.Option("--txn", metavar="APP:NUMBER", help="Write once: a number that was committed before writes nothing."),
+    typer.Option("--txn", metavar="APP:NUMBER", help="Write once: if the number was committed before, write nothing."),
 ]
 CommitInfoOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--commit-info", metavar="NAME=TEXT", help="Say of the write what `persist history` shows; repeatable."
+        "--commit-info", metavar="NAME=TEXT", help="A note on the write that `persist history` shows; repeatable."
     ),
 ]
 CoerceOption = Annotated[
     Coercion | None,
-    typer.Option(help="Instants in nanoseconds: take those that lose no digit (us), or cut digits off (truncate)."),
+    typer.Option(help="Instants in nanoseconds: accept those that lose no digit (us), or cut digits off (truncate)."),
 ]
 #: The panel of the help that lists these commands.
 PANEL = "Tables"
@@ -116,9 +116,9 @@ def register(app: typer.Typer, name: str) -> None:
 
 @on_stores
 def ls(
-    namespace: Annotated[str | None, typer.Argument(help="Only its tables.")] = None,
+    namespace: Annotated[str | None, typer.Argument(help="List only the tables of this namespace.")] = None,
     *,
-    long: Annotated[bool, typer.Option("--long", "-l", help="Also the last write, updates and bytes.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also show the last write, updates and bytes.")] = False,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
@@ -166,17 +166,17 @@ def create(
     ] = "default",
     bloom: Annotated[
         str | None,
-        typer.Option(metavar="COLUMNS", help="Bloom filters of these columns, in which reads look for single values."),
+        typer.Option(metavar="COLUMNS", help="Make Bloom filters for these columns. They help reads of single values."),
     ] = None,
     coerce: CoerceOption = None,
     clock: Annotated[
         ClockName, typer.Option(help="The times of writes: ms since 1970, or a counter, for good.")
     ] = ClockName.MS,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it exists with the same columns.")] = False,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Succeed if it exists with the same columns.")] = False,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Create a table, and the stores of a new place."""
+    """Create a table. Also creates the stores when they are new."""
     with connected(stores, create=True) as client, _database(client) as db:
         schema: Any = None
         if like is not None:
@@ -186,7 +186,9 @@ def create(
             try:
                 schema = pq.read_schema(like)
             except arrow.ArrowException as error:
-                raise InvalidUsage(f"{like} is no Parquet file: --like takes one, or say the columns as DDL") from error
+                raise InvalidUsage(
+                    f"{like} is not a Parquet file: give --like one, or give the columns as DDL"
+                ) from error
             except OSError as error:
                 raise InvalidUsage(f"cannot read {like}: {error.strerror or error}") from error
         filtered = [] if bloom is None else [each.strip() for each in bloom.split(",")]
@@ -235,7 +237,8 @@ def upsert(
     *,
     format: InputFormatOption = None,  # noqa: A002 - the option's name
     order_by: Annotated[
-        str | None, typer.Option(help="The column that decides among several rows of a key: the greatest wins.")
+        str | None,
+        typer.Option(help="The column that decides among several rows of a key: the row with the greatest value wins."),
     ] = None,
     coerce: CoerceOption = None,
     txn: TxnOption = None,
@@ -266,11 +269,11 @@ def overwrite(
         str,
         typer.Option(
             metavar="TIME",
-            help="Only if nothing was written after this time; `never`: nothing at all; `any`: in any case.",
+            help="Write only if nothing was written after this time. `never`: only if nothing was ever written. `any`: always.",
         ),
     ] = "any",
     allow_empty: Annotated[
-        bool, typer.Option("--allow-empty", help="Fine if the files hold no line: all rows are removed.")
+        bool, typer.Option("--allow-empty", help="Accept files without a line, which removes all rows.")
     ] = False,
     coerce: CoerceOption = None,
     txn: TxnOption = None,
@@ -278,7 +281,7 @@ def overwrite(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Make the rows of files the contents; only the difference is written."""
+    """Replace the contents with the rows of files. Writes only the difference."""
     at = None if expected == "never" else number_or_text(expected)
     with _writing(table, stores, as_json=as_json) as done:
 
@@ -302,7 +305,7 @@ def delete(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Remove rows. They stay readable in the past, as long as the table's retention says."""
+    """Remove rows. They stay readable at earlier times for as long as the table's retention says."""
     with _writing(table, stores, as_json=as_json) as done:
         done(lambda it: it.delete(where, txn=_txn(txn), commit_info=_info(commit_info)))
 
@@ -314,7 +317,7 @@ def describe(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """One table in numbers and words. Reads no rows."""
+    """Show one table in numbers and words. Reads no rows."""
     with connected(stores) as client, _database(client) as db:
         found = db.table(table).describe()
     _print(asdict(found) if as_json else found.in_words(), as_json=as_json)
@@ -328,7 +331,7 @@ def history(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """The versions that changed rows, schema or retention, newest first, as far back as the log goes."""
+    """List the versions that changed rows, schema or retention, newest first, as far back as the log goes."""
     with connected(stores) as client, _database(client) as db:
         found = db.table(table).history(limit)
     rows = found.to_pylist()
@@ -361,7 +364,7 @@ def vacuum(
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what no reader can reach any more. Never what a readable time needs."""
+    """Delete what no reader can reach any more. Never deletes what a readable time needs."""
     with connected(stores) as client, _database(client) as db:
         _print_outcomes(db.table(table).vacuum(), as_json=as_json)
 
@@ -385,13 +388,13 @@ def drop(
     table: TableArgument,
     *,
     purge: Annotated[bool, typer.Option("--purge", help="Delete the rows for good, at every time.")] = False,
-    confirm: Annotated[str | None, typer.Option(metavar="TABLE", help="With --purge: the name again.")] = None,
+    confirm: Annotated[str | None, typer.Option(metavar="TABLE", help="With --purge: repeat the name.")] = None,
     stores: Stores,
     as_json: AsJson = False,
 ) -> None:
     """Remove the name of a table of SQL or Python. Its rows stay under its id, which is printed."""
     if purge and confirm != table:
-        raise InvalidUsage(f"--purge deletes the rows for good: repeat the name, --confirm {table}")
+        raise InvalidUsage(f"--purge deletes the rows for good: confirm it with --confirm {table}")
     with connected(stores) as client, _database(client) as db:
         gone = db.drop(table, purge=purge, confirm=confirm)
         _print({"id": str(gone), "rows": "deleted" if purge else "kept"}, as_json=as_json)
@@ -399,15 +402,15 @@ def drop(
 
 @contextmanager
 def _database(client: Any, *, maintain: bool = False) -> Iterator[Database]:
-    """The tables of a client, which stays open for its owner."""
+    """The tables of a client, which the owner of the client closes."""
     from persist_engine.table.database import Database
     from persist_engine.table.names import Hints
 
     hints = Hints(
         create=lambda name: (
-            f"create it as in `persist create {shlex.quote(name)} --key 'id BIGINT' --value 'name STRING'`"
+            f"create it, as in `persist create {shlex.quote(name)} --key 'id BIGINT' --value 'name STRING'`"
         ),
-        taken=lambda _: "write to it, or say --exist-ok",
+        taken=lambda _: "write to it, or give --exist-ok",
     )
     with Database(client, maintain=maintain, hints=hints) as db:
         yield db
@@ -415,7 +418,7 @@ def _database(client: Any, *, maintain: bool = False) -> Iterator[Database]:
 
 @contextmanager
 def _writing(name: str, stores: Stores, *, as_json: bool) -> Iterator[Callable[[Callable[[Table], Written]], None]]:
-    """Runs one write, prints what it did, and does the maintenance that it left."""
+    """Yields a function that runs one write and prints what it did. Afterwards does the maintenance that the write left."""
     with connected(stores) as client, _database(client, maintain=True) as db:
 
         def run(write: Callable[[Table], Written]) -> None:
@@ -429,7 +432,7 @@ def _writing(name: str, stores: Stores, *, as_json: bool) -> Iterator[Callable[[
 
 
 def _rows(table: Table, files: list[str], chosen: InputFormat | None, label: str) -> Iterator[pa.Table]:
-    """The rows of files, with their progress."""
+    """The rows of files. Shows the progress of reading."""
     from persist_engine.cli.tables.files import batches_of
 
     with progress_bar(label, quiet=False) as bar:
@@ -442,8 +445,8 @@ def _rows(table: Table, files: list[str], chosen: InputFormat | None, label: str
 
 
 def _not_empty(rows: Iterator[pa.Table], files: list[str]) -> Iterator[pa.Table]:
-    """The same rows. InvalidUsage if nothing at all is there, as after a program that failed before its first line. A file that names its
-    columns and has no rows is not that.
+    """The same rows. Raises InvalidUsage when the files are empty, as after a program that failed before its first line. A file that names
+    its columns and has no rows is not empty.
     """
     for first in rows:
         yield first
@@ -451,7 +454,7 @@ def _not_empty(rows: Iterator[pa.Table], files: list[str]) -> Iterator[pa.Table]
         return
     names = "standard input" if files == ["-"] else ", ".join(files)
     raise InvalidUsage(
-        f"{names} holds no line, and overwrite would remove all rows: give --allow-empty if that is meant"
+        f"{names} holds no line, so overwrite would remove all rows: give --allow-empty if you mean that"
     )
 
 
@@ -464,7 +467,7 @@ def _info(given: list[str] | None) -> dict[str, str] | None:
         return None
     bad = next((each for each in given if not each.partition("=")[1] or each.startswith("=")), None)
     if bad is not None:
-        raise InvalidUsage(f"--commit-info is NAME=TEXT, as in job=nightly, not {bad[:40]!r}")
+        raise InvalidUsage(f"--commit-info takes NAME=TEXT, as in job=nightly, not {bad[:40]!r}")
     return {name: text for name, _, text in (each.partition("=") for each in given)}
 
 
@@ -473,7 +476,7 @@ def _txn(text: str | None) -> tuple[str, int] | None:
         return None
     app, colon, number = text.rpartition(":")
     if not colon or not app or not (number.isascii() and number.isdecimal() and len(number) < 20):
-        raise InvalidUsage(f"--txn is APP:NUMBER, as in nightly:17, not {text[:40]!r}")
+        raise InvalidUsage(f"--txn takes APP:NUMBER, as in nightly:17, not {text[:40]!r}")
     return app, int(number)
 
 

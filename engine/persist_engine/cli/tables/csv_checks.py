@@ -1,6 +1,6 @@
-"""What Arrow takes from a CSV file without a word, and a table must not: the rest of a file as one value, a number as infinity.
+"""Finds what Arrow silently accepts in a CSV file and a table must not: the rest of a file as one value, and a number as infinity.
 
-Reads the text once more, where a value makes that necessary. Knows no tables.
+Reads the text once more when a value makes that necessary. Knows no tables.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def infinite(table: pa.Table) -> dict[str, pa.DataType]:
 def refuse_overflow(
     source: Any, read: pyarrow.csv.ReadOptions, parse: pyarrow.csv.ParseOptions, kinds: dict[str, pa.DataType]
 ) -> None:
-    """InvalidUsage for a number of the columns `kinds`, which hold infinities, that is larger than any of its type. The text of an
-    infinity has no digits.
+    """Raises InvalidUsage when a number of the columns `kinds` is larger than any of its type. These columns hold infinities. The text of a
+    real infinity has no digits.
     """
     options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(kinds, pa.string()), include_columns=list(kinds))
     with closing(pyarrow.csv.open_csv(source, read, parse, options)) as reader:
@@ -40,14 +40,14 @@ def refuse_overflow(
                 wrong = numbers.filter(pc.is_inf(numbers.cast(kind)))
                 if len(wrong):
                     raise InvalidUsage(
-                        f"is no csv that the table takes: {name} is {print_type(kind)}: {wrong[0].as_py()[:40]} is larger than any number "
-                        "of that type"
+                        f"is not csv that the table accepts: {name} is {print_type(kind)}: {wrong[0].as_py()[:40]} is larger than any "
+                        "number of that type"
                     )
 
 
 def ends_in_quotes(source: pa.NativeFile, last: pa.RecordBatch) -> bool:
-    """Whether the file ends within quotes. Arrow takes all of the rest, rows included, for one value: the file then ends with a separator,
-    one quote, and the last value as the file writes it. `last`: the last rows as read. Values of other types than text cannot hold rows.
+    """Whether the file ends within quotes. Arrow then reads the whole rest, including rows, as one value: the file ends with a separator,
+    one quote, and the last value as the file writes it. `last`: the last rows as read. Only values of text can hold rows.
     """
     values = last.column(last.num_columns - 1)
     value = values[-1].as_py() if last.num_rows and pa.types.is_string(values.type) else None
@@ -59,5 +59,5 @@ def ends_in_quotes(source: pa.NativeFile, last: pa.RecordBatch) -> bool:
     end: bytes = source.read()
     if last.num_columns > 1:
         return end == b"," + unclosed
-    # A closed value that is one line end looks like an unclosed one that begins on a line of its own.
+    # A closed value that consists of one line end looks like an unclosed one that begins on a line of its own.
     return end.endswith(unclosed) and end[:1] in (b"\n", b"\r") and not end.rstrip(b"\r\n").endswith(b'"')

@@ -36,37 +36,35 @@ from persist_engine.rows.nested.layout import is_list, list_of, map_of, mapped, 
 from persist_engine.rows.nested.values import array_of
 from persist_engine.table.columns import converted
 
-#: What may come before the first value of a JSON file: white space, and the mark of UTF-8.
+#: Bytes that may come before the first value of a JSON file: white space, and the mark of UTF-8.
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 #: Arrow reads CSV in blocks of this size, and refuses a longer line.
 _BLOCK_BYTES = 1 << 20
-#: Numbers of JSON for columns of decimals, with all digits that a decimal can have. Arrow by itself makes floats of them.
+#: The type for numbers of JSON in columns of decimals, with all digits that a decimal can have. By default Arrow reads them as floats.
 _EXACT = pa.decimal256(76, 38)
 #: JSON is read in blocks of whole lines of about this size.
 JSON_BLOCK_BYTES = 16 << 20
-#: As Arrow reads CSV: a field is quoted if it begins with a quote, two quotes within stand for one. A carriage return at the end may be
-#: half of a line end.
+#: A field as Arrow reads it: it is quoted if it begins with a quote, and two quotes within it stand for one. A carriage return at the end
+#: of the data may be half of a line end.
 _FIELD = rb'(?:"[^"]*+(?:""[^"]*+)*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+)?+'
 _WHOLE_RECORDS = re.compile(rb"(?:(?:" + _FIELD + rb",)*+" + _FIELD + rb"(?:\r\n|\n|\r(?!\Z)))*+")
-#: A line that is null, or ends so after an object. Arrow makes a row of nulls of it.
+#: A line that is null, or that ends with null after an object. Arrow turns the null into a row of nulls.
 _NULL_LINE = re.compile(rb"(?:^|\})[ \t]*null[ \t\r]*$", re.MULTILINE)
-_UNCLOSED = (
-    "is no csv that the table takes: it ends within quotes that nothing closes; it was cut off, or a quote is missing"
-)
-_EMPTY = "is empty: the first line of a CSV file names the columns, also where no row follows"
+_UNCLOSED = "is not csv that the table accepts: it ends within quotes that nothing closes; it was cut off, or a quote is missing"
+_EMPTY = "is empty: the first line of a CSV file names the columns, even when no row follows"
 
 
 def batches_of(
     files: Sequence[str], chosen: InputFormat | None, wanted: pa.Schema, on_rows: Callable[[int, int, int], None]
 ) -> Iterator[pa.Table]:
     """The rows of all files, in their order; `-` is standard input. Columns of `wanted` are read as its types. `on_rows` receives how many
-    rows and bytes of files were read so far, and the bytes of all files; a pipe has none. InvalidUsage names a file that is not there,
-    or not of its format.
+    rows and bytes of files were read so far, and the bytes of all files; a pipe counts as no bytes. Raises InvalidUsage, which names the
+    file, when one does not exist or does not have its format.
     """
     rows = done = 0
     total = sum(Path(name).stat().st_size for name in files if Path(name).is_file())
     if files.count(STDIN) > 1:
-        raise InvalidUsage(f"{STDIN} is named more than once, and standard input has its rows once")
+        raise InvalidUsage(f"{STDIN} is named more than once, but standard input can be read only once")
     for name in files:
         kind, before = chosen or format_of(name), rows
         try:
@@ -76,7 +74,7 @@ def batches_of(
                 count = pq.read_metadata(name).num_rows if has_count else 0
                 for table in _READERS[kind](source, wanted):
                     rows += table.num_rows
-                    # The end of a Parquet file is read first.
+                    # The position in the file says nothing here, since the end of a Parquet file is read first.
                     read = size * (rows - before) // count if count else min(size, tell()) if size else 0
                     on_rows(rows, done + read, total)
                     yield table
@@ -85,22 +83,24 @@ def batches_of(
             raise InvalidUsage(f"{shown(name)} {error}") from error
         except (pa.ArrowException, UnicodeDecodeError) as error:
             text = _placed(str(error).splitlines()[0], rows - before)
-            raise InvalidUsage(f"{shown(name)} is no {kind.value} that the table takes: {text}") from error
+            raise InvalidUsage(f"{shown(name)} is not {kind.value} that the table accepts: {text}") from error
         except OSError as error:
             raise InvalidUsage(f"cannot read {shown(name)}: {error.strerror or error}") from error
 
 
 def _placed(text: str, rows: int) -> str:
-    """What Arrow says of a piece, with its place in the whole: `rows` came before the piece. Arrow counts rows from 0, and not always."""
+    """Arrow's message about a piece, with the place of the error in the whole file. `rows` came before the piece. Arrow counts rows from 0,
+    and does not always name one.
+    """
     placed = re.sub(r"in row (\d+)$", lambda found: f"in row {rows + int(found[1]) + 1:,}", text)
     return placed if placed != text or not rows else f"{text}, after row {rows:,}"
 
 
 def _csv(source: Source, wanted: pa.Schema) -> Iterator[pa.Table]:
-    """The first line names the columns. An empty cell is null, and empty text in quotes is empty text; structs, lists and maps are JSON, as
-    `persist read` writes all of them. So of a table with one column that may be null, an empty line is a row.
+    """Reads CSV whose first line names the columns. An empty cell is null, and empty text in quotes is empty text; structs, lists and maps
+    are JSON. `persist read` writes all of them in this form. So for a table with one column that may be null, an empty line is a row.
 
-    A file without that line is refused: what wrote it has failed, and an overwrite with it would remove all rows.
+    A file without the line of names is refused: the program that wrote it failed, and an overwrite with it would remove all rows.
     """
     kinds = {field.name: pa.string() if pa.types.is_nested(field.type) else _written(field.type) for field in wanted}
     options = pyarrow.csv.ConvertOptions(
@@ -147,7 +147,7 @@ def _csv(source: Source, wanted: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _blank_lines(source: Source) -> int:
-    """How many empty lines a file of Arrow begins with. They name no columns. Of a pipe the caller leaves them out."""
+    """How many empty lines a file of Arrow begins with. They name no columns. 0 for a pipe, whose empty lines the caller drops."""
     if not isinstance(source, pa.NativeFile):
         return 0
     head = source.read(_BLOCK_BYTES)
@@ -156,8 +156,8 @@ def _blank_lines(source: Source) -> int:
 
 
 def _with_name(text: str, kinds: Mapping[str, pa.DataType], source: Source, head: bytes) -> str:
-    """What Arrow says of a value, with the name and type of its column in place of its position, which counts from 0. `head` begins with
-    the names; without it a file of Arrow is read once more.
+    """Arrow's message about a value, with the name and type of its column in place of the column's position, which counts from 0. `head`
+    begins with the names; without it a file of Arrow is read once more.
     """
     found = re.match(r"In CSV column #(\d+): (Row #\d+: )?(?:CSV conversion error to [^:]+: )?", text)
     if found is None:
@@ -171,8 +171,9 @@ def _with_name(text: str, kinds: Mapping[str, pa.DataType], source: Source, head
 
 
 def _records(source: IO[bytes], *, has_empty: bool) -> Iterator[bytes]:
-    """Whole records, some at a time: the first ones as soon as they are there, so that a pipe is refused before its writer ends. Leaves out
-    pieces of empty lines, unless with `has_empty` these are records. InvalidUsage where a record is longer than Arrow takes from a file.
+    """Whole records, some at a time. The first ones come as soon as they arrive, so that a bad pipe is refused before its writer ends.
+    Drops pieces of empty lines, unless `has_empty` says that these are records. Raises InvalidUsage when a record is longer than Arrow
+    accepts from a file.
     """
     held, has_begun = b"", False
     while data := source.read1(_BLOCK_BYTES):  # type: ignore[attr-defined]
@@ -180,15 +181,17 @@ def _records(source: IO[bytes], *, has_empty: bool) -> Iterator[bytes]:
         if has_begun and len(held) < _BLOCK_BYTES:
             continue
         found = _WHOLE_RECORDS.match(held)
-        assert found is not None, "it matches nothing, too"
+        assert found is not None, "the pattern matches empty text as well"
         whole, held = held[: found.end()], held[found.end() :]
         if whole.strip() or (has_empty and has_begun and whole):
             has_begun = True
             yield whole
         elif len(held) > _BLOCK_BYTES:
-            raise InvalidUsage("is no csv that the table takes: its first record, or a later one, has more than a MiB")
+            raise InvalidUsage(
+                "is not csv that the table accepts: its first record, or a later one, has more than a MiB"
+            )
     if held.strip() or (has_empty and has_begun and held):
-        # Arrow takes names without a line end for no file at all.
+        # Arrow calls a file that has only names without a line end empty.
         ended = held if held.endswith(b"\n") else held + b"\n"
         found = _WHOLE_RECORDS.match(ended)
         if found is None or found.end() < len(ended):
@@ -197,7 +200,9 @@ def _records(source: IO[bytes], *, has_empty: bool) -> Iterator[bytes]:
 
 
 def _without_json(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """Columns of JSON as what they are in `wanted`. InvalidUsage names a column with another text."""
+    """The table with its columns of JSON converted to the types of `wanted`. Raises InvalidUsage, which names the column, for a text that
+    does not fit.
+    """
     for index, name in enumerate(table.column_names):
         if name in wanted.names and pa.types.is_nested(kind := wanted.field(name).type):
             texts = pc.fill_null(table.column(name).combine_chunks(), "null").to_pylist()
@@ -205,20 +210,20 @@ def _without_json(table: pa.Table, wanted: pa.Schema) -> pa.Table:
                 values = list(map(_from_json, texts))
             except (ValueError, RecursionError) as error:
                 raise InvalidUsage(
-                    f"is no csv that the table takes: {name} is {print_type(kind)} as JSON: {error}"
+                    f"is not csv that the table accepts: {name} is {print_type(kind)} as JSON: {error}"
                 ) from error
             table = table.set_column(index, name, pa.chunked_array([_from_python(name, values, kind)]))
     return table
 
 
 def _from_python(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values of a JSON reader. InvalidUsage names what does not fit."""
+    """Values of a JSON reader as an array. Raises InvalidUsage, which names the value, when one does not fit."""
     texts = [_with_texts(value, kind) for value in values]
     return _value(array_of(name, texts, _in_json(kind), may_lack=True), kind)
 
 
 def _with_texts(value: Any, kind: pa.DataType) -> Any:
-    """The value, with text for the numbers of decimals at any depth."""
+    """The value, with the numbers of decimals as text at any depth."""
     if pa.types.is_decimal(kind):
         return None if value is None else str(value)
     if isinstance(value, dict):
@@ -243,12 +248,12 @@ def _in_json(kind: pa.DataType) -> pa.DataType:
 
 
 def _from_json(text: str | bytes) -> Any:
-    """The value. ValueError for what is no JSON, and for an object with a name twice, of which one value would be lost."""
+    """The value. Raises ValueError when the text is not JSON, and when an object has a name twice, because one value would be lost."""
     return json.loads(text, object_pairs_hook=_object_of, parse_float=_Number)
 
 
 class _Number(float):
-    """A number with a point or an exponent. As text it is what the file has, so that a decimal keeps all digits."""
+    """A number with a point or an exponent. Its text is the text in the file, so that a decimal keeps all digits."""
 
     def __new__(cls, text: str) -> _Number:
         number = super().__new__(cls, text)
@@ -273,18 +278,18 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _object(number: int, line: bytes) -> dict[str, Any]:
-    """A line of a file. InvalidUsage names it when it is no object."""
+    """The object on a line of a file. Raises InvalidUsage, which names the line, when there is none."""
     try:
         found = _from_json(line)
     except (ValueError, RecursionError) as error:
-        raise InvalidUsage(f"is no jsonl that the table takes: line {number}: {error}") from error
+        raise InvalidUsage(f"is not jsonl that the table accepts: line {number}: {error}") from error
     if not isinstance(found, dict):
-        raise InvalidUsage(f"is no jsonl that the table takes: line {number} is no object")
+        raise InvalidUsage(f"is not jsonl that the table accepts: line {number} is not an object")
     return found
 
 
 def _jsonl_with_maps(data: bytes, wanted: pa.Schema, first: int) -> pa.Table:
-    """Arrow's reader of JSON knows no maps. `first`: the number of the first line."""
+    """Reads lines for a table with maps, which Arrow's reader of JSON does not know. `first`: the number of the first line."""
     rows = [_object(number, line) for number, line in enumerate(data.splitlines(), first) if line.strip()]
     names = list(dict.fromkeys(chain.from_iterable(rows)))
     columns = {name: [row.get(name) for row in rows] for name in names}
@@ -300,10 +305,10 @@ def _jsonl_plain(data: bytes, wanted: pa.Schema, first: int) -> pa.Table:
     table = _parsed(data, fields)
     if all(column.null_count for column in table.columns) and (found := _NULL_LINE.search(data)):
         number = first + data.count(b"\n", 0, found.end())
-        raise InvalidUsage(f"is no jsonl that the table takes: line {number} is null, which is no object")
+        raise InvalidUsage(f"is not jsonl that the table accepts: line {number} is null, which is not an object")
     given = [name for name in table.column_names if name in wanted.names]
     nulls = {name for name in given if table.column(name).null_count == table.num_rows}
-    # The reader shows every column of its schema. One that no line has is missing.
+    # The reader returns every column of its schema, but a column that no line has is missing.
     seen = _parsed(data, [field for field in fields if field.name not in nulls]).column_names if nulls else given
     for name in given:
         kind, index = wanted.field(name).type, table.column_names.index(name)
@@ -322,25 +327,25 @@ def _parsed(data: bytes, fields: Sequence[pa.Field]) -> pa.Table:
     try:
         return pyarrow.json.read_json(pa.BufferReader(data), parse_options=parse)
     except pa.ArrowInvalid:
-        # Arrow counts the rows of each of its blocks anew. One block has all of them, and takes lines of any length.
+        # Arrow counts the rows of each of its blocks from 0. A single block has all rows, and accepts lines of any length.
         whole = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         return pyarrow.json.read_json(pa.BufferReader(data), read_options=whole, parse_options=parse)
 
 
 def _jsonl(source: Source, wanted: pa.Schema) -> Iterator[pa.Table]:
-    """One object a line, read in blocks of whole lines. Decimals are numbers or text, exact in both forms; maps are objects.
+    """Reads one object per line, in blocks of whole lines. Decimals are numbers or text, exact in both forms; maps are objects.
 
-    A column that no line has is left out, at the end of the last block at the latest: whether a table takes that is decided elsewhere.
+    Leaves out a column that no line has, at the end of the last block at the latest. Other code decides whether a table accepts that.
     """
     given: set[str] = set()
     owed: set[str] = set()
     has_maps = any(holds_maps(field.type) for field in wanted)
     for data, line, is_all in _blocks(source):
         if data.lstrip(_BLANK).startswith(b"null"):  # Arrow's reader ends the process
-            raise InvalidUsage("is no jsonl that the table takes: it begins with null, which is no object")
+            raise InvalidUsage("is not jsonl that the table accepts: it begins with null, which is not an object")
         table = _jsonl_with_maps(data, wanted, line) if has_maps else _jsonl_plain(data, wanted, line)
         given |= set(table.column_names)
-        if not is_all:  # another block may have what this one lacks
+        if not is_all:  # a later block may have a column that this one lacks
             absent = [field for field in wanted if field.name not in table.column_names]
             owed |= {field.name for field in absent}
             for field in absent:
@@ -351,7 +356,7 @@ def _jsonl(source: Source, wanted: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _blocks(source: Source) -> Iterator[tuple[bytes, int, bool]]:
-    """Whole lines, never blank ones alone, the number of the first, and whether they are all that there are."""
+    """Blocks of whole lines that are not all blank, each with the number of its first line and whether it holds all lines of the source."""
     held, line, is_first = b"", 1, True
     while data := source.read(JSON_BLOCK_BYTES):
         held += data
@@ -368,15 +373,16 @@ def _blocks(source: Source) -> Iterator[tuple[bytes, int, bool]]:
 
 
 def _written(kind: pa.DataType) -> pa.DataType:
-    """The type in which a value stands in a CSV file, where Arrow's reader takes it for another: bytes are hexadecimal digits, as
+    """The type as which Arrow's reader reads a value of a CSV file. Bytes are read as text: they are hexadecimal digits, as
     `persist read` writes them.
     """
     return pa.string() if pa.types.is_date(kind) or pa.types.is_binary(kind) else kind
 
 
 def _in_lines(kind: pa.DataType) -> pa.DataType:
-    """The type in which Arrow reads a value in JSON lines: text for bytes, for dates, which are not numbers of days, and for instants, of
-    which it takes those without a zone for UTC; DOUBLE for FLOAT, of which it takes what is too large for infinity.
+    """The type as which Arrow's reader reads a value in JSON lines. It is text for bytes, for dates, because Arrow would read numbers of
+    days, and for instants, because Arrow would read those without a zone as UTC. It is DOUBLE for FLOAT, because Arrow would read a number
+    that is too large as infinity.
     """
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_in_lines(field.type)) for field in kind])
@@ -388,7 +394,7 @@ def _in_lines(kind: pa.DataType) -> pa.DataType:
 
 
 def _read(table: pa.Table, wanted: pa.Schema, written: Callable[[pa.DataType], pa.DataType] = _written) -> pa.Table:
-    """A table with columns as `written` says, as columns of `wanted`."""
+    """The table with its columns, which have the types of `written`, converted to those of `wanted`."""
     for index, name in enumerate(table.column_names):
         kind = wanted.field(name).type if name in wanted.names else None
         if kind is not None and written(kind) != kind and table.column(name).type == written(kind):
@@ -417,7 +423,7 @@ def _value(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _bytes(digits: pa.Array) -> pa.Array:
-    """Bytes from hexadecimal digits, all values in one conversion."""
+    """The bytes of hexadecimal digits. Converts all values at once."""
     if pc.all(pc.match_substring_regex(digits, "^([0-9a-fA-F]{2})*$")).as_py() is False:
         raise pa.ArrowInvalid("bytes are pairs of hexadecimal digits, as in 00ff")
     lengths = pc.fill_null(pc.binary_length(digits), 0).to_numpy()
@@ -428,7 +434,7 @@ def _bytes(digits: pa.Array) -> pa.Array:
 
 
 def _parquet(source: Source, _wanted: pa.Schema) -> Iterator[pa.Table]:
-    """The end of a file says where its rows are, so a pipe becomes a file first."""
+    """Reads Parquet. The end of a file says where its rows are, so a pipe is copied into a file first."""
     with ExitStack() as stack:
         if not isinstance(source, pa.NativeFile):
             kept = stack.enter_context(tempfile.TemporaryFile(prefix="persist-"))
