@@ -1,6 +1,6 @@
 """Durable, versioned, time-varying collections of updates ((key, value), time, diff).
 
-The public names. They load when they are first used, so that `persist --help` needs no Arrow.
+This package exports the public names. Each loads when it is first used, so that `persist --help` needs no Arrow.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ MODULES = {
     "without_errors": "rows.errors_column",
 }
 
-__all__ = sorted(MODULES)  # noqa: PLE0605 - the table is the list
+__all__ = sorted(MODULES)  # noqa: PLE0605 - MODULES lists the names
 
 
 def __getattr__(name: str) -> Any:

@@ -52,7 +52,9 @@ def parse_url(url: str, *, allowed: dict[str, frozenset[str]]) -> StoreUrl:
     if not split.scheme:
         example = "file:///folder" if "file" in allowed else "sqlite:///folder/file.db"
         schemes = ", ".join(f"{scheme}:" for scheme in sorted(allowed))
-        raise InvalidUsage(f"{shown.removeprefix(':')} is no URL: it begins with one of {schemes}, as in {example}")
+        raise InvalidUsage(
+            f"{shown.removeprefix(':')} is not a URL: a URL begins with one of {schemes}, as in {example}"
+        )
     if split.scheme not in allowed:
         raise InvalidUsage(f"{shown}: unknown scheme {split.scheme!r}, expected one of {', '.join(sorted(allowed))}")
     if "\0" in unquote(split.path):

@@ -1,1 +1,1 @@
-"""For tests of adapters and of programs on the engine: conformance suites, faults, an oracle."""
+"""Helps to test adapters, and programs that use the engine: conformance suites, faults, and an oracle."""

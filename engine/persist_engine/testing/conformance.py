@@ -4,7 +4,7 @@
         @pytest.fixture
         def open_store(self): ...   # yields a function; each call opens one more client of one new, empty store
 
-Every test states a law; two clients stand for two processes.
+Every test states a law. The two clients stand for two processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 THREADS = 8
 BIG_BYTES = 20 << 20
 REFUSALS_MAX = 20
-#: Key parts that escaping, globbing, quoting and splitting get wrong.
+#: Key parts that mistakes in escaping, globbing, quoting or splitting would change.
 ODD_NAMES = ("a b", "a+b", "a%2Fb", "a?b=c&d", "a#b", "a*[b]^\\c", "{a}:m", "a}b{c", "größe-木", "a'b\"c", "a..b", "~")
 
 OpenBlob = Callable[[], Blob]
@@ -40,7 +40,7 @@ OpenConsensus = Callable[[], Consensus]
 
 
 def at_once(run: Callable[[int], T], count: int = THREADS) -> list[T]:
-    """`run(0)` to `run(count - 1)` in as many threads, released together; raises what any of them raised."""
+    """Runs `run(0)` to `run(count - 1)` in threads that start together. Returns the results in order. Raises the error of a failed one."""
     start = threading.Barrier(count)
 
     def one(index: int) -> T:
@@ -52,7 +52,7 @@ def at_once(run: Callable[[int], T], count: int = THREADS) -> list[T]:
 
 
 def insisting(call: Callable[[], T]) -> T:
-    """Repeat while the store refuses: races between a set and a delete of one key may be refused, never half done."""
+    """Repeats `call` while the store refuses it. A store may refuse a racing set or delete of one key, but may never do half of it."""
     for _ in range(REFUSALS_MAX):
         try:
             return call()
@@ -67,7 +67,7 @@ def entry(seqno: int, data: bytes | None = None) -> VersionedData:
 
 
 def fill(consensus: Consensus, key: str, first: int, last: int) -> None:
-    """Append entries first..last; the log must be empty or end at first - 1."""
+    """Appends the entries first..last. The log must be empty or end at first - 1."""
     for seqno in range(first, last + 1):
         head = consensus.head(key)
         expected = None if head is None else head.tip
@@ -75,14 +75,14 @@ def fill(consensus: Consensus, key: str, first: int, last: int) -> None:
 
 
 class _Huge(bytes):
-    """Says that it is larger than memory."""
+    """Bytes that claim to be longer than VALUE_BYTES_MAX."""
 
     def __len__(self) -> int:
         return VALUE_BYTES_MAX + 1
 
 
 class _HugeEntry(bytes):
-    """As `_Huge`, for a log."""
+    """Bytes that claim to be longer than ENTRY_BYTES_MAX."""
 
     def __len__(self) -> int:
         return ENTRY_BYTES_MAX + 1
@@ -102,7 +102,7 @@ class BlobTests(RangeTests):
         return open_store()
 
     def test_missing_objects_are_none(self, blob: Blob) -> None:
-        """Reading and deleting what is not there succeeds."""
+        """Reading and deleting a missing object succeeds."""
         assert blob.get("s1/p1") is None
         assert blob.delete("s1/p1") is None
         assert list(blob.list_prefix("")) == []
@@ -119,7 +119,7 @@ class BlobTests(RangeTests):
 
     @pytest.mark.parametrize("size", [0, 1, BIG_BYTES], ids=["empty", "one byte", "20 MB"])
     def test_values_come_back_byte_by_byte(self, blob: Blob, other: Blob, size: int) -> None:
-        """Binary-exact at every size, with the size in listings and deletes."""
+        """Values are exact at every size, and listings and deletes report the size."""
         value = (bytes(range(256)) * (size // 256 + 1))[:size]
         blob.set("s1/p1", value)
         assert other.get("s1/p1") == value
@@ -127,13 +127,13 @@ class BlobTests(RangeTests):
         assert blob.delete("s1/p1") == size
 
     def test_a_value_that_not_every_store_could_take_is_refused(self, blob: Blob) -> None:
-        """By its size alone, and nothing happens."""
+        """The size alone decides, and nothing is written."""
         with pytest.raises(InvalidUsage, match="more than the 5368709120 that one put takes"):
             blob.set("s1/p1", _Huge())
         assert blob.get("s1/p1") is None
 
     def test_listing_is_by_any_prefix(self, blob: Blob) -> None:
-        """A prefix is a prefix of text, not a directory; "" lists everything; sizes are right."""
+        """A prefix is a prefix of text, not a directory. "" lists everything. Sizes are right."""
         sizes = {"s1/n1/p1": 1, "s1/n1/p2": 2, "s1/n2/p1": 3, "s1/v7/r1": 4, "s10/n1/p1": 5, "top": 6}
         for key, size in sizes.items():
             blob.set(key, b"x" * size)
@@ -157,7 +157,7 @@ class BlobTests(RangeTests):
             assert {row.key: row.size_bytes for row in blob.list_prefix(prefix)} == expected, prefix
 
     def test_listing_gives_each_of_many_once_in_the_order_of_keys(self, blob: Blob) -> None:
-        """More objects than one page of any store holds, and names of which one begins another."""
+        """There are more objects than a page of any store holds, and some names are prefixes of others."""
         keys = [*(f"s1/n1{end}{index:04d}" for end in ("-p", "/p") for index in range(550)), "s1/n1z", "s1/n2/a"]
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda key: blob.set(key, b""), reversed(keys)))
@@ -165,7 +165,7 @@ class BlobTests(RangeTests):
 
     @pytest.mark.parametrize("name", ODD_NAMES)
     def test_odd_keys_are_kept_as_they_are(self, blob: Blob, other: Blob, name: str) -> None:
-        """No character that is allowed is taken for syntax."""
+        """No store treats an allowed character as syntax."""
         key = f"{name}/{name}"
         blob.set(key, name.encode())
         blob.set(f"{name}/other", b"")
@@ -195,7 +195,7 @@ class BlobTests(RangeTests):
         ],
     )
     def test_impossible_keys_are_refused_alike(self, blob: Blob, key: str) -> None:
-        """What one store could not hold, or could escape with, no store takes; nothing is written."""
+        """If one store could not hold a key, or a key could escape from its folder, no store accepts it. Nothing is written."""
         for call in (
             lambda: blob.get(key),
             lambda: blob.set(key, b"x"),
@@ -217,7 +217,7 @@ class BlobTests(RangeTests):
         assert blob.get("s1/p1") == b"x"
 
     def test_readers_of_a_changing_object_see_one_whole_value(self, blob: Blob, other: Blob) -> None:
-        """All or nothing while eight threads overwrite, delete and read."""
+        """A reader sees a whole value or none while eight threads overwrite, delete and read."""
         values = [bytes([index]) * (50_000 + index) for index in range(THREADS)]
         blob.set("s1/p1", values[0])
 
@@ -233,7 +233,7 @@ class BlobTests(RangeTests):
         at_once(hammer)
 
     def test_sets_and_deletes_of_neighbours_do_not_disturb_each_other(self, blob: Blob, other: Blob) -> None:
-        """Objects of one folder that come and go leave the others alone."""
+        """Writing and deleting objects of a folder does not change the others."""
 
         def churn(index: int) -> None:
             client = blob if index % 2 else other
@@ -247,7 +247,7 @@ class BlobTests(RangeTests):
         assert list(blob.list_prefix("")) == []
 
     def test_one_of_several_deleters_reports_the_size(self, blob: Blob, other: Blob) -> None:
-        """Racing deletes all succeed and the object is gone; at least one has seen it."""
+        """Racing deletes all succeed and the object is gone. At least one delete saw it."""
         blob.set("s1/p1", b"four")
         sizes = at_once(lambda index: (blob if index % 2 else other).delete("s1/p1"))
         assert set(sizes) <= {4, None}
@@ -277,13 +277,13 @@ class ConsensusTests:
         return open_store()
 
     def test_an_unknown_key_is_empty(self, consensus: Consensus) -> None:
-        """No head, nothing to scan, not listed."""
+        """It has no head and no entries, and it is not listed."""
         assert consensus.head("s1") is None
         assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == []
         assert list(consensus.list_keys()) == []
 
     def test_an_append_needs_the_exact_head(self, consensus: Consensus, other: Consensus) -> None:
-        """Committed iff the head is as expected, for every other expectation a mismatch that changes nothing."""
+        """An append commits iff the head is as expected. For every other expectation it is a mismatch and changes nothing."""
         assert consensus.compare_and_set("s1", entry(0).tip, entry(1)) is CasResult.EXPECTATION_MISMATCH
         assert consensus.head("s1") is None
         assert consensus.compare_and_set("s1", None, entry(1)) is CasResult.COMMITTED
@@ -295,8 +295,8 @@ class ConsensusTests:
         assert other.scan("s1", SeqNo(0), SCAN_ALL) == [entry(1), entry(2)]
 
     def test_an_append_needs_the_very_entry_at_the_head(self, consensus: Consensus, other: Consensus) -> None:
-        """Another entry at the same seqno, as in a log that was rolled back and has grown again, is a mismatch; for the
-        client that wrote the head, too. No entry's bytes are no wildcard.
+        """Another entry at the same seqno, as in a log that was rolled back and has grown again, is a mismatch, also for the client that
+        wrote the head. An entry without bytes is not a wildcard.
         """
         fill(consensus, "s1", 1, 2)
         tips = [entry(2, b"another second").tip, entry(2, b"").tip, Tip(SeqNo(2), b""), Tip(SeqNo(2), entry(1).tip.tag)]
@@ -309,7 +309,7 @@ class ConsensusTests:
 
     @pytest.mark.parametrize("new", [0, 4, 5, 7, 100])
     def test_a_seqno_that_does_not_follow_is_misuse(self, consensus: Consensus, new: int) -> None:
-        """An error and not a mismatch, whatever the head is."""
+        """It raises an error and is not a mismatch, whatever the head is."""
         fill(consensus, "s1", 5, 5)
         for key in ("s1", "s2"):
             with pytest.raises(InvalidUsage):
@@ -319,7 +319,7 @@ class ConsensusTests:
 
     @pytest.mark.parametrize("first", [0, 1, 2**53 + 1, SEQNO_MAX - 1])
     def test_any_seqno_may_be_the_first(self, consensus: Consensus, first: int) -> None:
-        """Exact up to the greatest seqno there is, also where doubles are not."""
+        """Seqnos are exact up to the greatest one, also where doubles are not."""
         assert consensus.compare_and_set("s1", None, entry(first)) is CasResult.COMMITTED
         assert consensus.compare_and_set("s1", entry(first).tip, entry(first + 1)) is CasResult.COMMITTED
         assert consensus.head("s1") == entry(first + 1)
@@ -329,7 +329,7 @@ class ConsensusTests:
         assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(first + 1)]
 
     def test_every_client_reads_what_any_wrote(self, consensus: Consensus, other: Consensus) -> None:
-        """Linearizable: every later head and scan shows a commit."""
+        """Reads are linearizable: every later head and scan shows a commit."""
         fill(consensus, "s1", 1, 1)
         for seqno in range(2, 30):
             writer, reader = (consensus, other) if seqno % 2 else (other, consensus)
@@ -338,7 +338,7 @@ class ConsensusTests:
             assert reader.scan("s1", SeqNo(seqno), SCAN_ALL) == [entry(seqno)]
 
     def test_scan_is_a_range_with_a_limit(self, consensus: Consensus) -> None:
-        """Ascending from the first at or past `from`, at most `limit`, empty past the head."""
+        """A scan ascends from the first entry at or past `from`, has at most `limit` entries, and is empty past the head."""
         fill(consensus, "s1", 3, 7)
         whole = [entry(seqno) for seqno in range(3, 8)]
         assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == whole
@@ -352,7 +352,7 @@ class ConsensusTests:
             consensus.scan("s1", SeqNo(0), -1)
 
     def test_long_logs_scan_whole(self, consensus: Consensus, other: Consensus) -> None:
-        """More entries than any page holds, from the middle and with limits around page ends."""
+        """The log has more entries than any page holds. Scans begin in the middle and have limits around page ends."""
         fill(consensus, "s1", 1, 1203)
         consensus.truncate("s1", SeqNo(2), entry(2).tip)
         assert [int(row.seqno) for row in other.scan("s1", SeqNo(0), SCAN_ALL)] == list(range(2, 1204))
@@ -360,13 +360,13 @@ class ConsensusTests:
         assert other.scan("s1", SeqNo(1000), SCAN_ALL)[-1] == entry(1203)
 
     def test_truncate_drops_what_is_below(self, consensus: Consensus, other: Consensus) -> None:
-        """Exactly the entries below; repeating it drops nothing; the head stays; appends go on."""
+        """It drops exactly the entries below. Repeating it drops nothing. The head stays, and appends still work."""
         fill(consensus, "s1", 1, 5)
         assert [consensus.truncate("s1", SeqNo(at), entry(at).tip) for at in (0, 3, 3)] == [0, 2, 0]
         assert other.truncate("s1", SeqNo(1), entry(1).tip) == 0
         assert other.scan("s1", SeqNo(0), SCAN_ALL) == [entry(3), entry(4), entry(5)]
         assert other.scan("s1", SeqNo(0), 1) == [entry(3)]
-        assert other.truncate("s1", SeqNo(4), entry(5).tip) == 1, "a later entry decides as well"
+        assert other.truncate("s1", SeqNo(4), entry(5).tip) == 1, "the caller may have decided from a later entry"
         assert other.truncate("s1", SeqNo(5), entry(5).tip) == 1
         assert consensus.head("s1") == entry(5)
         assert consensus.compare_and_set("s1", None, entry(1)) is CasResult.EXPECTATION_MISMATCH
@@ -374,7 +374,7 @@ class ConsensusTests:
         assert other.scan("s1", SeqNo(0), SCAN_ALL) == [entry(5), entry(6)]
 
     def test_truncate_keeps_a_log_that_is_another(self, consensus: Consensus, other: Consensus) -> None:
-        """One without the entry from which it was decided: it holds another in its place, ends before it, or is none."""
+        """Such a log lacks the entry from which the caller decided: it holds another in its place, ends before it, or is empty."""
         fill(consensus, "s1", 1, 5)
         lost = entry(3, b"of another history").tip
         for key, known in (("s1", lost), ("s1", entry(6).tip), ("s1", entry(SEQNO_MAX).tip), ("s2", entry(1).tip)):
@@ -383,26 +383,26 @@ class ConsensusTests:
         assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(seqno) for seqno in range(1, 6)]
         assert consensus.head("s2") is None
         assert consensus.truncate("s1", SeqNo(3), entry(3).tip) == 2
-        assert other.truncate("s1", SeqNo(3), lost) is None, "it is the earliest now, and still another"
+        assert other.truncate("s1", SeqNo(3), lost) is None, "it is the earliest entry now, and it still differs"
         assert other.truncate("s1", SeqNo(2), entry(2, b"of another history").tip) == 0, "nothing stands there"
         assert consensus.scan("s1", SeqNo(0), SCAN_ALL) == [entry(3), entry(4), entry(5)]
 
     @pytest.mark.parametrize("size", [0, 1, BIG_BYTES], ids=["empty", "one byte", "20 MB"])
     def test_data_comes_back_byte_by_byte(self, consensus: Consensus, other: Consensus, size: int) -> None:
-        """Binary-exact at every size."""
+        """Data is exact at every size."""
         new = entry(1, (bytes(range(256)) * (size // 256 + 1))[:size])
         assert consensus.compare_and_set("s1", None, new) is CasResult.COMMITTED
         assert other.head("s1") == new
         assert other.scan("s1", SeqNo(0), SCAN_ALL) == [new]
 
     def test_an_entry_that_not_every_store_could_take_is_refused(self, consensus: Consensus) -> None:
-        """By its size alone, and nothing happens: Redis would drop the connection, at every attempt."""
+        """The size alone decides, and nothing is sent: Redis would drop the connection at every attempt."""
         with pytest.raises(InvalidUsage, match=r"entry v1 has .* bytes, more than 536870912"):
             consensus.compare_and_set("s1", None, entry(1, _HugeEntry()))
         assert consensus.head("s1") is None
 
     def test_keys_are_apart(self, consensus: Consensus, other: Consensus) -> None:
-        """Odd names are kept as they are, are logs of their own and are all listed once."""
+        """Odd names are kept as they are. Each is a log of its own and is listed once."""
         names = [*ODD_NAMES, "s1", "s10", "s1:m", "s1:l", "S1"]
         for count, name in enumerate(names, start=1):
             fill(consensus, name, 1, count)
@@ -414,7 +414,7 @@ class ConsensusTests:
 
     @pytest.mark.parametrize("key", ["", "a\0b", "\udc80", "k" * 800])
     def test_impossible_keys_are_refused_alike(self, consensus: Consensus, key: str) -> None:
-        """By every verb, before anything happens."""
+        """Every verb refuses them before it does anything."""
         for call in (
             lambda: consensus.head(key),
             lambda: consensus.compare_and_set(key, None, entry(1)),
@@ -427,7 +427,7 @@ class ConsensusTests:
         assert list(consensus.list_keys()) == []
 
     def test_one_racer_wins_each_seqno(self, consensus: Consensus, other: Consensus) -> None:
-        """Eight threads of two clients race for every seqno: one commits and its data stands, the others mismatch."""
+        """Eight threads of two clients race for every seqno: one commits and its data stays, and the others mismatch."""
         rounds = 25
         won: list[list[int]] = []
         for seqno in range(1, rounds + 1):
@@ -445,7 +445,7 @@ class ConsensusTests:
         assert [row.data for row in log] == [b"%d" % winners[0] for winners in won]
 
     def test_increments_are_never_lost(self, consensus: Consensus, other: Consensus) -> None:
-        """Eight threads add to one counter by head and compare_and_set: the sum is exact."""
+        """Eight threads add to one counter with head and compare_and_set, and the sum is exact."""
         consensus.compare_and_set("s1", None, entry(1, b"0"))
 
         def add(index: int) -> None:
@@ -464,7 +464,7 @@ class ConsensusTests:
         assert head.seqno == 10 * THREADS + 1
 
     def test_scans_beside_appends_and_truncates_have_no_holes(self, consensus: Consensus, other: Consensus) -> None:
-        """Whatever happens meanwhile, a scan is consecutive, its data right, and it reaches the head seen before."""
+        """Whatever happens in the meantime, a scan is consecutive, its data is right, and it reaches the head that was seen before."""
         fill(consensus, "s1", 1, 20)
 
         def act(index: int) -> None:
@@ -485,7 +485,7 @@ class ConsensusTests:
         at_once(act)
 
     def test_a_closed_client_is_no_failing_store(self, consensus: Consensus) -> None:
-        """A storage error would be tried again for ever."""
+        """It does not raise a storage error, since callers would retry that for ever."""
         fill(consensus, "s1", 1, 1)
         consensus.close()
         with contextlib.suppress(InvalidUsage):

@@ -1,4 +1,4 @@
-"""Blob and Consensus that fail on purpose: per call two independent decisions, does it happen and is it answered.
+"""Blob and Consensus that fail on purpose. Each call draws two independent decisions: whether it happens, and whether it is answered.
 
 | happens | answered | the caller sees | the store |
 |---|---|---|---|
@@ -7,8 +7,8 @@
 | no | no | Indeterminate | unchanged |
 | no | yes | Determinate | unchanged |
 
-Decisions come from a seed, or from a script (`fail_next`), and can be switched while in use. Misuse is the caller's and
-always answered.
+Decisions come from a seed, or from a script (`fail_next`), and a test can change them while in use. Misuse by the caller is always
+answered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Scripted:
 
 
 class Faults:
-    """What decides. One may serve several wrappers. Thread-safe; deterministic as far as the order of calls is."""
+    """Decides about each call. One object may serve several wrappers. Thread-safe. Deterministic as far as the order of calls is."""
 
     def __init__(self, seed: int = 0, *, happens: float = 1.0, answers: float = 1.0) -> None:
         self._env = SeededEnv(seed)
@@ -48,35 +48,35 @@ class Faults:
 
     @property
     def injected(self) -> int:
-        """How many calls were made to fail so far."""
+        """How many calls have failed on purpose so far."""
         with self._lock:
             return self._injected
 
     def set_rates(self, *, happens: float, answers: float) -> None:
-        """From now on a call happens, and is answered, with these probabilities."""
+        """Sets the probabilities with which each later call happens and is answered."""
         with self._lock:
             self._happens, self._answers = happens, answers
 
     def heal(self) -> None:
-        """No more faults, and the scripts are dropped."""
+        """Ends all faults and drops the scripts."""
         with self._lock:
             self._happens = self._answers = 1.0
             self._scripts.clear()
 
     def break_down(self) -> None:
-        """Nothing happens any more and nothing is answered."""
+        """From now on no call happens and none is answered."""
         self.set_rates(happens=0.0, answers=0.0)
 
     def fail_next(
         self, verb: str, *, happened: bool, answered: bool = False, matching: str = "", times: int = 1
     ) -> None:
-        """The next `times` calls of `verb` whose key contains `matching` end this way, whatever the rates."""
+        """Makes the next `times` calls of `verb` whose key contains `matching` end this way, whatever the rates are."""
         with self._lock:
             scripts = self._scripts.setdefault(verb, deque())
             scripts.extend([_Scripted(happened=happened, answered=answered, matching=matching)] * times)
 
     def call(self, verb: str, key: str, address: str, run: Callable[[], T]) -> T:
-        """Run, or not, and answer, or not."""
+        """Runs `run`, or does not, and returns its answer, or raises `failure`, as decided."""
         happens, answers = self._decide(verb, key)
         if happens:
             answer = run()
@@ -85,7 +85,7 @@ class Faults:
         raise self.failure(verb, key, address, answers=answers)
 
     def failure(self, verb: str, key: str, address: str, *, answers: bool) -> StorageError:
-        """What the caller of a call that failed sees."""
+        """The error that the caller of a failed call gets."""
         where = f"{verb} {key} at {address}"
         if answers:
             return Determinate(f"{where}: injected refusal", key=key)
@@ -99,14 +99,14 @@ class Faults:
                     decision = scripted.happened, scripted.answered
                     break
             else:
-                # Both coins are flipped always, so that switching one rate does not shift the other's draws.
+                # Always draw both, so that a change of one rate does not shift the draws of the other.
                 decision = self._env.uniform(0, 1) < self._happens, self._env.uniform(0, 1) < self._answers
             self._injected += decision != (True, True)
             return decision
 
 
 class FaultyBlob:
-    """Blob under `faults`. A listing is decided on and taken as a whole."""
+    """Blob under `faults`. One decision covers a whole listing, and the listing is read at once."""
 
     def __init__(self, inner: Blob, faults: Faults) -> None:
         self._inner = inner
@@ -152,7 +152,7 @@ class FaultyBlob:
 
 
 class FaultyConsensus:
-    """Consensus under `faults`. A listing is decided on and taken as a whole."""
+    """Consensus under `faults`. One decision covers a whole listing, and the listing is read at once."""
 
     def __init__(self, inner: Consensus, faults: Faults) -> None:
         self._inner = inner

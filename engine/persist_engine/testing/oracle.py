@@ -1,6 +1,6 @@
-"""What a shard must look like, in the simplest words: a list of updates and two frontiers.
+"""The simplest model of a shard: a list of updates and two frontiers.
 
-Slow and obviously right; tests do everything twice, to a shard and to an oracle, and compare.
+It is slow and obviously right. Tests do everything twice, to a shard and to an oracle, and compare the two.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from persist_engine.client.write.outcomes import UpperMismatch
 from persist_engine.model.frontier import MINIMUM, Antichain
 
 Update = tuple[Hashable, int, int]
-"""(data, time, diff); data is whatever names a (key, value) pair."""
+"""(data, time, diff), where data is any value that identifies a (key, value) pair."""
 
 
 class Oracle:
-    """A shard on paper."""
+    """The model of a shard."""
 
     def __init__(self) -> None:
         self.since = MINIMUM
@@ -26,7 +26,7 @@ class Oracle:
     def compare_and_append(
         self, updates: Iterable[Update], *, expected_upper: Antichain, new_upper: Antichain
     ) -> UpperMismatch | None:
-        """Append, or say why not."""
+        """Appends the updates. Returns UpperMismatch when the upper is not as expected."""
         if expected_upper != self.upper:
             return UpperMismatch(current=self.upper, expected=expected_upper)
         self.updates += [update for update in updates if not new_upper.less_equal(update[1])]
@@ -34,7 +34,7 @@ class Oracle:
         return None
 
     def append(self, updates: Sequence[Update], *, lower: Antichain, upper: Antichain) -> UpperMismatch | None:
-        """Append what is not yet written of [lower, upper), or say that there is a gap before it."""
+        """Appends the part of [lower, upper) that is not written yet. Returns UpperMismatch when there is a gap before it."""
         if self.upper < lower:
             return UpperMismatch(current=self.upper, expected=lower)
         if self.upper < upper:
@@ -43,7 +43,7 @@ class Oracle:
         return None
 
     def contents(self, as_of: int) -> Counter[Hashable]:
-        """How often each (key, value) is there at `as_of`; diffs added up, zeros left out."""
+        """How often each (key, value) is present at `as_of`: the sums of diffs without zeros."""
         sums: Counter[Hashable] = Counter()
         for data, time, diff in self.updates:
             if time <= as_of:
