@@ -37,7 +37,7 @@ class Words:
 
     @classmethod
     def from_arrow(cls, rows: pa.LargeBinaryArray) -> Words:
-        """Return the same bytes without a copy; nulls become empty rows. InvariantViolated unless every row is whole words."""
+        """Return the same bytes without a copy; nulls become empty rows. Raises InvariantViolated unless every row is whole words."""
         _, offsets, data = rows.buffers()
         edges: Int64s = np.frombuffer(offsets, np.int64, count=rows.offset + len(rows) + 1)[rows.offset :]
         first, last = (int(edges[0]), int(edges[-1])) if len(edges) else (0, 0)

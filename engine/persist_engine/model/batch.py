@@ -258,7 +258,7 @@ class HollowBatch:
             yield meta, self.parts[bounds[index] : bounds[index + 1]]
 
     def part_runs(self) -> Iterator[tuple[RunMeta, tuple[Part, ...]]]:
-        """Like `runs`, for a batch whose hollow runs were expanded (parts.listings); InvariantViolated if one was not."""
+        """Like `runs`, for a batch whose hollow runs were expanded (parts.listings). Raises InvariantViolated when one was not."""
         for meta, members in self.runs():
             parts = tuple(member for member in members if not isinstance(member, HollowRun))
             check(len(parts) == len(members), f"batch {self.desc} is read before its hollow runs were expanded")

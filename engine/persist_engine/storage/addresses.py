@@ -91,12 +91,12 @@ class S3Address:
 
     @classmethod
     def parse(cls, url: str) -> S3Address:
-        """Parse `s3://bucket/prefix?...`. Raises InvalidUsage."""
+        """Parse `s3://bucket/prefix?...`. Raises InvalidUsage when the URL is not one of these."""
         return cls.of(parse_url(url, allowed={"s3": S3_PARAMS}))
 
     @classmethod
     def of(cls, url: StoreUrl) -> S3Address:
-        """Build from a parsed URL. InvalidUsage."""
+        """Build from a parsed URL. Raises InvalidUsage when the URL is not the address of such a store."""
         if not url.host or url.port is not None or url.user or url.password:
             raise InvalidUsage(
                 f"{url.shown}: expected s3://bucket/prefix?endpoint=...; a URL cannot hold S3 credentials"
@@ -192,12 +192,12 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
-        """Parse `redis[s]://[user[:password]@]host[:port][/database]?...`. Raises InvalidUsage."""
+        """Parse `redis[s]://[user[:password]@]host[:port][/database]?...`. Raises InvalidUsage when the URL is not one of these."""
         return cls.of(parse_url(url, allowed={"redis": REDIS_PARAMS, "rediss": REDIS_PARAMS}))
 
     @classmethod
     def of(cls, url: StoreUrl) -> RedisAddress:
-        """Build from a parsed URL. InvalidUsage."""
+        """Build from a parsed URL. Raises InvalidUsage when the URL is not the address of such a store."""
         database, ack, push = url.path.strip("/") or "0", url.params.get("ack"), url.params.get("push", "on")
         if not url.host or re.fullmatch("[0-9]{1,9}", database) is None:
             raise InvalidUsage(f"{url.shown}: expected {url.scheme}://host[:port][/database number]")

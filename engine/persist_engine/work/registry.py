@@ -60,7 +60,8 @@ class Registry:
 
     def shard_named(self, name: str) -> ShardId:
         """The shard whose owner has this name: NAME, NAMESPACE/NAME, NAMESPACE.NAME or OPERATOR/NAMESPACE/NAME. Lists all keys of the
-        store. ShardNotFound, with near names, when there is none. InvalidUsage, with all of them, when several shards have the name.
+        store. Raises ShardNotFound, with near names, when there is none. Raises InvalidUsage, with all of them, when several shards have
+        the name.
         """
         owned = {owner: shard_id for owner, shard_id in self.names() if self.owner_of(shard_id) == owner}
         found = [owner for owner in owned if name in _forms(owner)]

@@ -393,7 +393,9 @@ class ReadHandle(Expiring):
     def _batches_at(
         self, time: int, *, since: int, timeout_s: float | None
     ) -> tuple[Pin, tuple[HollowBatch, ...]] | SinceAhead:
-        """The batches, and their pin, that hold all updates at or before `time`. SinceAhead unless times from `since` on are readable."""
+        """The batches, and their pin, that hold all updates at or before `time`. Returns SinceAhead unless times from `since` on are
+        readable.
+        """
         own, at = self.since, Antichain.of(time)
         if not own.less_equal(since):
             return SinceAhead(since=own, as_of=since)

@@ -48,7 +48,7 @@ class References:
     """The blobs named by any version that was live since this object was made. Not thread-safe."""
 
     def __init__(self, machine: Machine) -> None:
-        """Walks all live versions. MissingBlob when the earliest has no readable rollup."""
+        """Walks all live versions. Raises MissingBlob when the earliest has no readable rollup."""
         self._machine = machine
         self._any: set[str] = set()
         self._readable: set[str] = set()

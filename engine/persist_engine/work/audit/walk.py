@@ -34,7 +34,7 @@ class VersionWalk:
     """Stands on one live version, at first on the earliest. Not thread-safe."""
 
     def __init__(self, machine: Machine) -> None:
-        """Fetches the earliest live state. MissingBlob when it has no readable rollup. Retries storage errors."""
+        """Fetches the earliest live state. Raises MissingBlob when it has no readable rollup. Retries storage errors."""
         self._machine = machine
         # `through` 0 makes the walk reach exactly the earliest version.
         live = machine.versions.fetch_all_live_states(machine.shard_id, through=SeqNo(0), known=machine.state)
