@@ -22,7 +22,7 @@ def process_cpu_ns() -> int:
 
 
 class Env(Protocol):
-    """What a shell room may observe of the world. Thread-safe."""
+    """The clock, the randomness and the hostname that code outside the pure rooms uses. Thread-safe."""
 
     def now_ms(self) -> int:
         """Wall clock in milliseconds since the epoch, at least 0. May step in both directions."""

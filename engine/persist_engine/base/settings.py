@@ -44,7 +44,7 @@ def _need_pauses(group: str, initial_ms: float, factor: float, clamp_ms: float) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
-    """How updates become parts."""
+    """Settings for turning updates into parts."""
 
     target_part_bytes: int = 128 * MIB
     """A writer cuts a part at this many bytes in memory. A larger value raises the writer's memory (times outstanding parts)."""
@@ -80,7 +80,7 @@ class BatchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSettings:
-    """How shards are read."""
+    """Settings for reading shards."""
 
     stats_audit_percent: int = 0
     """Percentage of the parts skipped by statistics that a read fetches all the same, to verify that they hold no matching row.
@@ -92,7 +92,7 @@ class ReadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
-    """How long leases and registrations last."""
+    """Settings for the duration of leases and registrations."""
 
     reader_lease_ms: int = 15 * 60 * 1000
     """A leased reader is removed if it does not heartbeat for this long. It heartbeats twice per lease."""
@@ -149,7 +149,7 @@ class MaintenanceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
-    """How much memory a physical compaction may use, and which requests are worth doing."""
+    """Settings for compaction: how much memory a physical one may use, and which requests are worth doing."""
 
     memory_bytes_max: int = 1 * GIB
     """The memory bound of one compaction. The compaction keeps it if it is at least 4 x batch.target_part_bytes."""

@@ -67,7 +67,7 @@ From = Annotated[
 
 
 class Format(enum.StrEnum):
-    """How rows are written."""
+    """A format in which rows are written."""
 
     TABLE = "table"
     ARROW = "arrow"

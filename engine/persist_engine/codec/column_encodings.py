@@ -19,7 +19,7 @@ _DENSE_RATIO = 0.9
 
 
 class Encodings(NamedTuple):
-    """How the columns of a part are stored, by path."""
+    """The encodings of the columns of a part, by path."""
 
     repeating: list[str]
     """The columns with repeating values, which get a dictionary."""
@@ -32,7 +32,7 @@ class Encodings(NamedTuple):
 
 
 def column_encodings(table: pa.Table) -> Encodings:
-    """How to store the columns of `table`. The sample that decides is the same for equal tables."""
+    """Chooses the encodings for the columns of `table`. The sample that decides is the same for equal tables."""
     repeating: list[str] = []
     deltas: list[str] = []
     dense: set[str] = set()

@@ -41,7 +41,7 @@ class PartKey:
 
     @property
     def is_staging_note(self) -> bool:
-        """Whether it is the key of a staging note."""
+        """Whether this is the key of a staging note."""
         return self.version == _NOTES_VERSION
 
 

@@ -46,7 +46,7 @@ class Spill(Protocol):
 
 
 class NoSpill:
-    """For buffers without a memory bound."""
+    """Never spills. For buffers without a memory bound."""
 
     def write(self, table: pa.Table) -> int:
         """Never called."""

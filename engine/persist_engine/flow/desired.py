@@ -1,4 +1,6 @@
-"""How far the desired collection is known. It arrives in two streams, rows and errors, and is known only as far as both are known. Pure."""
+"""Tracks how far the desired collection is known. It arrives in two streams, rows and errors, and is known only as far as both are known.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class DesiredFrontiers:
 
     @classmethod
     def without_errors(cls) -> DesiredFrontiers:
-        """For a collection without errors."""
+        """A tracker for a collection without errors."""
         return cls({Stream.OK: MINIMUM, Stream.ERR: EMPTY})
 
     @property

@@ -270,7 +270,7 @@ class HollowBatch:
 
     @property
     def has_hollow_runs(self) -> bool:
-        """Whether it has parts that only a listing in blob names."""
+        """Whether the batch has parts that only a listing in blob names."""
         return any(isinstance(part, HollowRun) for part in self.parts)
 
     @classmethod

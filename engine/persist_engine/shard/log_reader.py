@@ -54,7 +54,7 @@ class LiveDiffBounds:
 
     @property
     def count(self) -> int:
-        """How many diffs are live."""
+        """The number of live diffs."""
         return self.current - self.earliest + 1
 
 

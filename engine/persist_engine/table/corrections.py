@@ -38,7 +38,7 @@ Touched = Callable[[pa.RecordBatch], pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a write corrects the contents."""
+    """Describes how a write corrects the contents."""
 
     updates: Callable[[Snapshot, Columns, int], Iterable[pa.Table]]
     """Returns the updates at a time that correct a snapshot."""

@@ -46,7 +46,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """How errors say what to do next, in Python or as commands."""
+    """Texts with which errors say what to do next, in Python or as commands."""
 
     create: Callable[[str], str]
     """How to create a table if the name leads to none."""

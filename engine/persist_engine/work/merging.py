@@ -214,7 +214,7 @@ Merged = tuple[CompactionChunk, Output | MissingBlob]
 
 
 class Merger(Protocol):
-    """Where tasks run."""
+    """Runs tasks, here or in other processes."""
 
     def merged(self, job: MergeJob) -> Generator[Merged, None, None]:
         """Yields each chunk of `job` once, in any order, as soon as its output is durable. When the iterator is closed or fails, it deletes
@@ -285,7 +285,7 @@ class _RunWriter:
             self._finish()
 
     def output(self) -> Output:
-        """What was written."""
+        """The runs that `write_run` wrote. Ends the threads that write."""
         self._pool.shutdown()
         return Output(tuple(self._left.parts), self._kind, tuple(tuple(run.parts) for run in self._cancelled))
 

@@ -19,7 +19,7 @@ from persist_engine.shard.applier import NO_MAINTENANCE
 
 
 class Ending(enum.StrEnum):
-    """How the work ended."""
+    """The ways in which work ends."""
 
     SUCCEEDED = "Succeeded"
     SKIPPED = "Skipped"
@@ -160,7 +160,7 @@ Reclaimed = Literal["Reclaimed", "NotOwned", "NoShard", "Held", "Incomplete"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimOutcome(Outcome):
-    """How far the reclaiming of a shard got."""
+    """The progress of reclaiming a shard."""
 
     type: ClassVar[str] = "Reclaim"
     verdict: Reclaimed

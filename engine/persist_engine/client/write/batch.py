@@ -169,7 +169,7 @@ class Batch:
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether its times were rewritten, here or before it was sent. Copies of it may have another upper."""
+        """Whether the times of this batch were rewritten, here or before it was sent. Copies of it may have another upper."""
         return any(part.ts_rewrite is not None for part in self._hollow.parts)
 
     @property

@@ -123,7 +123,7 @@ class UpsertFollower:
         self._listen.skip_to(emission.upper)
 
     def tidy_up(self) -> None:
-        """After a failed call: forgets its commands, and drops the state when it is incomplete or its store failed."""
+        """Cleans up after a failed call: forgets its commands, and drops the state when it is incomplete or its store failed."""
         machine, store = self._machine, self._store
         if machine is None or store is None or store.has_failed or not machine.is_whole:
             self.drop_state()

@@ -65,7 +65,7 @@ class MeteredStore:
 
     @property
     def is_spilled(self) -> bool:
-        """Whether it started in memory and is now on disk."""
+        """Whether the store started in memory and is now on disk."""
         return isinstance(self._inner, SpillingStore) and self._inner.is_spilled
 
     def multi_get(self, keys: UInt64s) -> pa.LargeBinaryArray:

@@ -1,4 +1,4 @@
-"""How the spine grows: push, fuel, roll up, tidy, exert (spec 11.2 to 11.9).
+"""The rules by which the spine grows: push, fuel, roll up, tidy, exert (spec 11.2 to 11.9).
 
 Owns only these rules. A `SpineEdit` is a scratch pad for one call: it takes a spine apart into levels, edits them, and returns
 a new frozen spine and the resulting merge requests. It must not outlive that call.

@@ -208,7 +208,7 @@ class SpineBatch:
         return self._net_updates
 
     def is_empty(self) -> bool:
-        """Whether it has no updates."""
+        """Whether the batch has no updates."""
         return self.sizes.rows == 0
 
     def request(self) -> MergeReq:

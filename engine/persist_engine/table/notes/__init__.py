@@ -1,1 +1,1 @@
-"""What is committed beside the rows of a write."""
+"""The values that a write commits beside its rows."""

@@ -1,1 +1,1 @@
-"""What notebooks show of tables."""
+"""The pictures of tables that notebooks show."""

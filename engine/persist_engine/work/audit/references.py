@@ -28,7 +28,7 @@ CHUNK_BLOBS = 10_000
 
 
 class Bucket(enum.StrEnum):
-    """How the versions of a shard refer to a blob."""
+    """The ways in which the versions of a shard refer to a blob."""
 
     CURRENT = "current"
     """A part that the newest version names."""
