@@ -448,9 +448,7 @@ class Reconciler:
             self._uids.pop(key, None)
 
     def _post(self, key: Key, meta: Meta, note: Note) -> None:
-        """Post an Event. A failure is only logged, because the status has everything that matters. Equal notes within one minute are
-        one Event.
-        """
+        """Post an Event, one for equal notes within a minute. A failure is only logged, because the status has everything that matters."""
         now = times.to_text(self._env.now_ms())
         digest = hashlib.sha256(f"{meta.uid}{note}{now[:16]}".encode()).hexdigest()[:16]
         manifest = {
