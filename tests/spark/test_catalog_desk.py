@@ -78,6 +78,7 @@ def test_what_is_loaded_is_held_until_it_is_dropped_or_the_jvm_ends(shard):
         assert readers() == 0
 
 
+@pytest.mark.redis
 def test_the_process_ends_with_the_jvm_although_a_store_does_not_answer(tmp_path):
     with redis_server() as redis:
         made = Shard(tmp_path, location=Location(blob=f"file://{tmp_path}/blobs", consensus=redis.url))
