@@ -32,7 +32,7 @@ from persist_spark.report import Log, SinkReport
 from persist_spark.session import executor_count
 from persist_spark.spec import ConfigurationError, SinkSpec, WriteMode
 from persist_spark.staging import EMPTY, StagedRows, Staging, difference, part_bytes_of, rows_of
-from persist_spark.streaming.position import committer
+from persist_spark.streaming.position import check_no_stream, committer
 
 #: The number of rounds of a run before it fails and leaves the work to the next run. A run starts another round when other writers raise
 #: the upper first, or when since passes the rows that they wrote. Lost appends do not count (`landing.TRIES_MAX`).
@@ -82,6 +82,7 @@ def _written(
         part_bytes = part_bytes_of(spark, spec, log)
         notes = StagingNotes(writer.machine, spec.sink_id, spec.run_token)
         expected = client.progress(spec.shard_id, spec.sink_id)
+        check_no_stream(expected, spec)
         staging = Staging(
             spark=spark,
             spec=spec,

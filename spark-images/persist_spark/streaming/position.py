@@ -17,7 +17,7 @@ from persist_engine.base.errors import CorruptData, Incompatible, InvalidUsage
 from persist_engine.codec.sink_run import Fields
 from persist_engine.flow.mint_run import RunToken
 
-from persist_spark.spec import ConfigurationError
+from persist_spark.spec import ConfigurationError, SinkSpec
 
 FORMAT = 1
 #: A longer document is compressed. A shorter one stays readable.
@@ -98,6 +98,21 @@ def decode_position(token: bytes, *, sink_id: str) -> Position:
     except InvalidUsage as error:
         raise CorruptData(f"the position of sink {sink_id} is damaged: {error}", key=sink_id) from error
     return position
+
+
+def check_no_stream(progress: SourceProgress | None, spec: SinkSpec) -> None:
+    """Checks a run over a batch source. Raises ConfigurationError when its sink's `progress` is a stream's position and its envelope adds
+    rows: a run reads all of its input, so it would add again what the stream has read. A run that corrects writes the difference (spec
+    17.11).
+    """
+    if progress is None or spec.envelope.type.reads_back or _document(progress.token) is None:
+        return
+    raise ConfigurationError(
+        f"mode: sink {spec.sink_id} has written the shard as a stream, the last time by {committer(progress)}. A run reads the whole "
+        f"input, and {spec.envelope.type} would add its rows again. Choose mode Streaming, which goes on at its position, or one of the "
+        "envelopes Mirror, Upsert and Debezium, which write what differs; or create a sink with another name whose input leaves out what "
+        "the stream has read"
+    )
 
 
 def committer(progress: SourceProgress | None) -> str:

@@ -50,7 +50,7 @@ _STATELESS = frozenset(
 
 def streaming_input(spark: SparkSession, spec: SinkSpec) -> DataFrame:
     """The rows of the stream, with the SQL applied. Raises ConfigurationError when the source does not stream or the SQL keeps a state."""
-    if spec.input.format == PERSIST or spec.input.python is not None:
+    if spec.input.format.lower() == PERSIST or spec.input.python is not None:
         register(spark, blob=spec.blob, consensus=spec.consensus)
     loaded = load_input(spark, spec.input, streaming=True)
     frame = with_sql(flat_changes(loaded, spec) if spec.input.is_shard else loaded, spec.input)

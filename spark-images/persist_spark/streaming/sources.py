@@ -81,7 +81,9 @@ def oldest_file_ms(sources: Sequence[Input]) -> int:
 
 def _name(source: Input) -> str:
     shards = [value for name, value in source.options.items() if name.lower() == "shard"]
-    return " ".join([source.format, *shards]) if source.format == PERSIST else source.format
+    # As Spark takes it: in whatever letters.
+    kind = source.format.lower()
+    return " ".join([kind, *shards]) if kind == PERSIST else kind
 
 
 def _leaves(frame: DataFrame) -> Iterator[Any]:

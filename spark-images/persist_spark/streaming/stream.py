@@ -160,7 +160,7 @@ def _start(spec: SinkSpec, source: str, progress: SourceProgress | None, env: En
         query = str(uuid.UUID(bytes=env.random_bytes(16), version=4))
         return Position(source=source, query=query, batch=NO_BATCH, run=spec.run_id, driver=driver, offsets=None)
     stored = decode_position(progress.token, sink_id=spec.sink_id)
-    if stored.source != source:
+    if stored.source.lower() != source:  # older releases kept the letters in which the resource had it
         raise ConfigurationError(
             f"input.format: sink {spec.sink_id} has read {stored.source} up to its batch {stored.batch}, and its positions have no "
             f"meaning in {source}; create another sink for another source"
