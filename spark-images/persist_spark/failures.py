@@ -50,6 +50,17 @@ _MALFORMED_FILE = re.compile(
     r"is not a Parquet file|PARQUET_COLUMN_DATA_TYPE_MISMATCH|Malformed ORC file|Not an Avro data file|"
     r"CSV header does not conform to the schema|Number of column in CSV header is not equal"
 )
+#: What Hadoop and Spark say of a path that they do not read, and what to do.
+_REMEDIES = (
+    (
+        "Relative path in absolute URI",
+        "Hadoop cannot read the file, because its name has a colon: rename it",
+    ),
+    (
+        "Option 'basePath' must be a directory",
+        "a stream reads folders: name the folder in input.format.options, and a single file of it with the option pathGlobFilter",
+    ),
+)
 #: Spark's error condition for a block of `localCheckpoint` whose executor is gone.
 _LOST_COPY = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 _CAUSED_BY, _CAUSES_MAX = "Caused by: ", 5
@@ -154,9 +165,10 @@ def explained(error: BaseException) -> tuple[ExitCode, str]:
         return found
     name = type(error).__name__
     causes = _causes(text)
-    is_given = _is_spark_configuration(name, text) or _is_malformed_input(causes)
+    remedies = [remedy for said, remedy in _REMEDIES if any(said in one for one in causes)]
+    is_given = _is_spark_configuration(name, text) or _is_malformed_input(causes) or bool(remedies)
     exit_code = ExitCode.CONFIGURATION if is_given else ExitCode.APPLICATION
-    return exit_code, _summary(name, text, causes)
+    return exit_code, "; ".join([_summary(name, text, causes), *remedies])
 
 
 def redact(text: str, *, secrets: Iterable[str] = ()) -> str:

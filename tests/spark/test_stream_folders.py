@@ -2,11 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 from collections import Counter
 
 import pytest
-from persist_spark.failures import classify
+from persist_spark.failures import ExitCode, classify
 from persist_spark.spec import ConfigurationError, Input, PythonFunction
 from persist_spark.streaming.checkpoint import Checkpoint
 from persist_spark.streaming.file_log import check_goes_on
@@ -46,6 +47,27 @@ def files(path, *, sql=None, **options):
 
 def rows(*numbers):
     return Counter((number, 0) for number in numbers)
+
+
+def test_a_path_that_a_stream_does_not_read_is_said_with_what_to_do(world, folder):
+    (folder / "x:y.json").write_text(json.dumps({"id": 1, "n": 0}))
+    drop(folder, 0)
+    for path, found in (
+        (folder, r"(?s)FAILED_READ_FILE.*x:y.json.*its name has a colon: rename it"),
+        (
+            folder / "0.json",
+            "(?s)must be a directory.*a stream reads folders: name the folder .* with the option pathGlobFilter",
+        ),
+    ):
+        with pytest.raises(Exception) as refused:  # noqa: PT011 - Spark's, which the next line classifies
+            world.run(input=files(path))
+        failure = classify(refused.value)
+        assert failure.exit_code is ExitCode.CONFIGURATION
+        assert re.search(found, failure.message)
+    world.run(input=files(folder, pathGlobFilter="0.json"))
+    (folder / "x:y.json").rename(folder / "x-y.json")
+    world.run(input=files(folder))
+    assert world.rows() == rows(0, 1)
 
 
 def test_sql_names_its_folder_once_or_twice_from_driver_to_driver(world, folder):
