@@ -19,7 +19,7 @@ from persist_engine.model.ownership import Owner
 from persist_engine.pb import registry_pb2 as pb
 
 IDENTITY_KEY = "store-identity"
-NAMES_PREFIX = "name/"
+NAMES_PREFIX, OWNERS_PREFIX = "name/", "owner/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Identity:
 
 def owner_key(shard_id: ShardId) -> str:
     """The consensus key of the shard's owner."""
-    return f"owner/{shard_id}"
+    return f"{OWNERS_PREFIX}{shard_id}"
 
 
 def name_key(owner: Owner) -> str:

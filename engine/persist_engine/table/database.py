@@ -25,7 +25,7 @@ from persist_engine.model.state import Clock
 from persist_engine.rows.schema import Schema
 from persist_engine.table.columns import Coerce, Columns, checked_coerce
 from persist_engine.table.frames import Frame
-from persist_engine.table.names import PYTHON, Hints, Named, listed, new_owner, of_table, resolved
+from persist_engine.table.names import PYTHON, Hints, Named, left_by_drop, listed, new_owner, of_table, resolved
 from persist_engine.table.schemas import Fields, declared, inferred
 from persist_engine.table.table import Table
 from persist_engine.table.times import DEFAULT, Span, retained
@@ -209,7 +209,12 @@ class Database(Bound, elsewhere="in another process, connect again"):
                 )
             if not purge and confirm is not None:
                 raise InvalidUsage("confirm is for purge=True alone; without it the rows stay")
-            named = self._ours(name)
+            try:
+                named = self._ours(name)
+            except ShardNotFound:
+                if (left := self._left_by_drop(name, purge=purge)) is None:
+                    raise
+                return left
             self._table(named).close()  # otherwise the table's own reader would hold it
             if purge and _exists(client, named.shard_id):
                 from persist_engine.client.closing import close_shard, finalize_shard
@@ -343,6 +348,19 @@ class Database(Bound, elsewhere="in another process, connect again"):
             owner = "no owner" if named.owner is None else f"the owner {named.owner}"
             raise InvalidUsage(f"it has {owner}, and only what SQL or Python created is renamed and dropped here")
         return named
+
+    def _left_by_drop(self, name: str, *, purge: bool) -> ShardId | None:
+        """Completes a drop of this name that was interrupted when the name led nowhere already. Returns its shard; None if there is none.
+
+        SUBTLE: with `purge` only one that has purged the rows. Another one was to keep them, perhaps of an earlier table of this name.
+        """
+        client, done = self._open_client(), None
+        for named in left_by_drop(client, name):
+            if not purge or (_exists(client, named.shard_id) and client.is_finalized(named.shard_id)):
+                client.disown(named.shard_id, only=named.owner)
+                self._forget(named.shard_id)
+                done = named.shard_id
+        return done
 
     def _table(self, named: Named) -> Table:
         client = self._open_client()

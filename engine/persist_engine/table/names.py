@@ -17,6 +17,7 @@ from persist_engine.base.secrets import shown_url
 from persist_engine.client.client import PersistClient
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Owner
+from persist_engine.work.registry import Registry
 
 #: The operator of tables that SQL and Python create.
 OPERATOR = "sql"
@@ -110,6 +111,16 @@ def listed(client: PersistClient) -> list[Named]:
     """Every shard that has a name, by name. Lists all keys of the store."""
     owned = (Named(shard_id, owner) for owner, shard_id in client.names() if client.owner_of(shard_id) == owner)
     return sorted(owned, key=lambda each: (not each.is_ours, each.name))
+
+
+def left_by_drop(client: PersistClient, name: str) -> list[Named]:
+    """The shards of a name that leads nowhere, each of which a drop that was interrupted left without its name. Lists all keys."""
+    try:
+        owner = new_owner(name)
+    except InvalidUsage:  # a table is not created as this
+        return []
+    registry = Registry(client.versions.consensus, client.versions.retry)
+    return [Named(shard_id, owner) for shard_id in registry.left_by(owner)]
 
 
 @contextmanager

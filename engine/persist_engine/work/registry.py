@@ -15,6 +15,7 @@ from persist_engine.base.retry import Retry
 from persist_engine.base.versioned import CasResult, SeqNo, Tip, VersionedData
 from persist_engine.codec.registry import (
     NAMES_PREFIX,
+    OWNERS_PREFIX,
     decode_name,
     decode_shard_owner,
     encode_name,
@@ -50,13 +51,18 @@ class Registry:
 
     def names(self) -> Iterator[tuple[Owner, ShardId]]:
         """Every name and its shard, in no particular order. Lists all keys of the store."""
-        keys = self._retry.external("list names", lambda: list(self._consensus.list_keys()))
-        for key in keys:
-            head = self._head(key) if key.startswith(NAMES_PREFIX) else None
-            if head is not None:
+        for key in self._listed(NAMES_PREFIX):
+            if (head := self._head(key)) is not None:
                 owner, shard_id = decode_name(head.data, key=key)
                 if shard_id is not None:
                     yield owner, shard_id
+
+    def left_by(self, owner: Owner) -> list[ShardId]:
+        """The shards of the owner to which its name does not lead: their disowning was interrupted. Lists all keys of the store."""
+        shards = [ShardId(key.removeprefix(OWNERS_PREFIX)) for key in self._listed(OWNERS_PREFIX)]
+        owned = [shard_id for shard_id in shards if self.owner_of(shard_id) == owner]
+        # The name is read last: it leads to a shard that gets this owner meanwhile.
+        return [shard_id for shard_id in owned if self.registered(owner) != shard_id]
 
     def shard_named(self, name: str) -> ShardId:
         """The shard whose owner has this name: NAME, NAMESPACE/NAME, NAMESPACE.NAME or OPERATOR/NAMESPACE/NAME. Lists all keys of the
@@ -195,6 +201,11 @@ class Registry:
             if self._put(owner_key(named), owner_tip, encode_shard_owner(named, held)) is not None:
                 self._put(name_key(owner), name_tip, encode_name(owner, None))
         raise Unavailable(f"other processes keep changing the name {owner}: try again")
+
+    def _listed(self, prefix: str) -> list[str]:
+        """The keys that begin so, in no particular order."""
+        keys = self._retry.external("list names", lambda: list(self._consensus.list_keys()))
+        return [key for key in keys if key.startswith(prefix)]
 
     def _is_left(self, shard_id: ShardId) -> bool:
         """Whether the shard exists without an owner. SUBTLE: the owner is read last, since a new shard gets its owner before it exists."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pyarrow as pa
 import pytest
 from persist_engine import Location, PersistClient, Schema, SeededEnv, ShardId, connect
@@ -162,6 +164,33 @@ def test_purged_rows_are_gone(db, orders, tmp_path):
     assert "orders" not in db
 
 
+@pytest.mark.parametrize("purge", [False, True])
+def test_a_drop_that_was_interrupted_is_completed_by_name(db, orders, purge):
+    """The name leads nowhere already, and the shard still has its owner."""
+    orders.append([{"id": 1, "name": "ada", "price": None}])
+    how = {"purge": True, "confirm": "orders"} if purge else {}
+    with dying_after(db, 1):
+        db.drop("orders", **how)
+    assert "orders" not in db
+    assert db.drop("orders", **how) == orders.id
+    assert db.client.owner_of(orders.id) is None
+    assert db.client.is_finalized(orders.id) == purge
+    for name in ("orders", "a.b.c", "sql/default/orders"):
+        with pytest.raises(ShardNotFound):
+            db.drop(name)
+
+
+def test_a_purge_completes_no_drop_whose_rows_were_to_stay(db, orders):
+    orders.append([{"id": 1, "name": "ada", "price": None}])
+    with dying_after(db, 1):
+        db.drop("orders")
+    db.create("orders", key="id BIGINT")
+    db.drop("orders", purge=True, confirm="orders")
+    with pytest.raises(ShardNotFound):
+        db.drop("orders", purge=True, confirm="orders")
+    assert db[orders.id].count() == 1
+
+
 def test_a_new_name(db, orders):
     orders.append([{"id": 1, "name": "ada", "price": None}])
     renamed = db.rename("orders", "sales.orders")
@@ -174,9 +203,9 @@ def test_a_new_name(db, orders):
     assert db.tables() == ["orders", "sales.orders"]
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_rename_that_was_interrupted_is_completed(db, orders, steps):
-    """After each of its compare-and-sets the table answers to one name."""
+@contextmanager
+def dying_after(db, steps):
+    """Within, the process is killed after so many of its compare-and-sets on names and owners."""
     registry = db.client._registry
     put, left = registry._put, [steps]
 
@@ -188,8 +217,15 @@ def test_a_rename_that_was_interrupted_is_completed(db, orders, steps):
 
     registry._put = dying
     with pytest.raises(KeyboardInterrupt):
-        db.rename("orders", "sold")
+        yield
     registry._put = put
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_rename_that_was_interrupted_is_completed(db, orders, steps):
+    """After each of its compare-and-sets the table answers to one name."""
+    with dying_after(db, steps):
+        db.rename("orders", "sold")
     (name,) = db.tables()
     assert db[name].id == orders.id
     assert db.rename("orders", "sold").id == orders.id
@@ -201,19 +237,8 @@ def test_a_rename_that_was_interrupted_is_completed(db, orders, steps):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_name_that_an_interrupted_rename_left_is_free_after_another_one(db, orders, steps):
     """For a new table, and for the name of another. It never leads to the table that was to have it."""
-    registry = db.client._registry
-    put, left = registry._put, [steps]
-
-    def dying(*args):
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        return put(*args)
-
-    registry._put = dying
-    with pytest.raises(KeyboardInterrupt):
+    with dying_after(db, steps):
         db.rename("orders", "sold")
-    registry._put = put
     (name,) = db.tables()
     assert db.rename(name, "archived").id == orders.id
     assert "sold" not in db
