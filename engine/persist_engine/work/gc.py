@@ -136,8 +136,8 @@ class _Collection:
             if upto > held:
                 text = f"cannot collect {machine.shard_id} up to {upto}: readers hold {held}"
                 raise InvalidUsage(text, seqno=upto, held=held)
-            rollups = [seqno for seqno in rollup_seqnos(state) if seqno <= upto]
-        removable = rollups[:-1]
+            rollups = self._existing(state, [seqno for seqno in rollup_seqnos(state) if seqno <= upto])
+        removable = [seqno for seqno in rollup_seqnos(state) if seqno < rollups[-1]] if rollups else []
         if not removable:
             return self._ended(state, Ending.SKIPPED, f"no rollup at or below {upto} beyond the earliest version", 0)
         reached = self._collect(state, rollups)
@@ -152,6 +152,29 @@ class _Collection:
         )
         removed = len(answer.seqnos)
         return self._ended(state, self._ending(removed), message, removed, maintenance)
+
+    def _existing(self, state: ShardState, rollups: Sequence[SeqNo]) -> list[SeqNo]:
+        """The rollups at which the log can begin. The first one is where it begins already, and the walk reads it.
+
+        A missing rollup is passed over: without it, no process could read the versions from there to the next one.
+        """
+        machine, existing = self._machine, list(rollups[:1])
+        for seqno in rollups[1:]:
+            key = blob_key(machine.shard_id, state.rollups[seqno].key)
+            if self._exists(key):
+                existing.append(seqno)
+            elif (bounds := machine.versions.live_diff_bounds(machine.shard_id)) and bounds.earliest <= seqno:
+                # Otherwise a collection went past it, and has truncated the log before the blob was deleted.
+                text = "rollup %s of shard %s is missing: the log is not truncated to it; `persist admin restore` may bring it back"
+                _log.error(text, key, machine.shard_id, extra={"shard": machine.shard_id})
+        return existing
+
+    def _exists(self, key: str) -> bool:
+        machine = self._machine
+        found = machine.retry.external(
+            "look for rollup", lambda: machine.blob.get_range(key, 0, 1), shard=machine.shard_id
+        )
+        return found is not None
 
     def _ending(self, rollups_removed: int) -> Ending:
         did = self._diffs_truncated or self._blobs_deleted or rollups_removed

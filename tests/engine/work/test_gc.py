@@ -55,6 +55,27 @@ def test_gc_truncates_to_the_newest_rollup_and_leaves_exactly_the_named_blobs():
     stores.check_contents(since)
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["the newest", "one before the newest"])
+def test_gc_does_not_truncate_to_a_rollup_that_is_missing(stores, caplog, later):
+    machine = stores.client().machine(stores.shard_id)
+    write_rollup(machine)
+    missing, at = machine.state.rollups[max(machine.state.rollups)].key, max(machine.state.rollups)
+    if later:
+        stores.append(times=5)
+        write_rollup(machine)
+    key = blob_key(stores.shard_id, missing)
+    blob = stores.blob.get(key)
+    stores.blob.delete(key)
+    outcome = gc_and_truncate(machine)
+    assert outcome.truncated_to == (max(machine.state.rollups) if later else None)
+    assert [missing in record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [True]
+    assert (at in machine.state.rollups) is not later
+    if not later:
+        stores.blob.set(key, blob)
+        assert gc_and_truncate(machine).truncated_to == at
+    stores.check_contents(0)
+
+
 def test_gc_without_a_newer_rollup_does_nothing(stores):
     machine = stores.client().machine(stores.shard_id)
     blobs = stores.blobs()
