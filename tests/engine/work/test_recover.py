@@ -19,6 +19,7 @@ from persist_engine.codec.keys import blob_key, created_key
 from persist_engine.model.ids import CriticalReaderId
 from persist_engine.model.rebirth import SEQNOS_LEFT_OUT, is_recovered_from, recovered_birth
 from persist_engine.storage.consensus_mem import MemConsensus
+from persist_engine.work.audit.finding import FindingKind
 from persist_engine.work.audit.orphans import scan_orphans
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.gc import gc_and_truncate
@@ -270,6 +271,26 @@ def test_what_a_killed_recovery_left_is_no_reason_to_give_the_log_up(site: Site)
     found = site.recover(commit=True, replace_log=True)
     assert (found.needed, found.seqno, found.base.key) == (False, None, left)
     assert contents(site.client(), site.shard_id, 7) == site.rows(8)
+
+
+@pytest.mark.parametrize("delete", [False, True], ids=["begin from it", "delete it"])
+def test_audits_say_what_to_do_about_the_rollup_that_a_killed_recovery_left(site: Site, delete: bool) -> None:
+    """`recover` without `--rollup` has nothing to do, because the log is whole."""
+    left = killed_before_the_log_is_replaced(site, rollup=site.recover(commit=False).base.key)
+    said = f"delete this rollup in the store; otherwise `persist admin recover {site.shard_id} --rollup {left} --replace-log`"
+    (finding,) = verify_shard(site.machine()).findings
+    assert (finding.kind, finding.key) == (FindingKind.LOG_BEHIND, left)
+    assert said in finding.message
+    with pytest.raises(ShardLost, match=said):
+        scan_orphans(site.machine(), older_than_ms=0, commit=True)
+    assert not site.recover(commit=False).needed
+    if delete:
+        site.world.blob.delete(left)
+    else:
+        site.recover(commit=True, rollup=left, replace_log=True)
+    assert verify_shard(site.machine()).findings == []
+    assert contents(site.client(), site.shard_id, 3) == site.rows(4)
+    assert scan_orphans(site.machine(), older_than_ms=0, commit=True).is_complete
 
 
 def test_a_rollup_from_after_a_killed_recovery_is_newer(site: Site) -> None:

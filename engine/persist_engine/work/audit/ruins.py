@@ -7,7 +7,7 @@ such a rollup, nothing may be deleted, and an administrator must decide (`persis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from persist_engine.base.errors import CorruptData, Incompatible, InvariantViolated, ShardLost
 from persist_engine.base.versioned import SeqNo
@@ -33,6 +33,19 @@ class Ruin:
     """The log ends before this version."""
     names: frozenset[str] | None = None
     """The whole keys of the blobs that the rollup names. None when it certainly belongs to another history."""
+    is_of_recovery: bool = False
+    """A recovery of this log wrote it. It was killed before it replaced the log, or what it began was lost."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        shard_id = self.key.partition("/")[0]
+        if self.is_of_recovery:
+            return (
+                f"if the log is whole, delete this rollup in the store; otherwise `persist admin recover {shard_id} --rollup {self.key} "
+                "--replace-log` begins the log anew from it"
+            )
+        return f"`persist admin recover {shard_id}` shows what can be recovered; if the rollup is not wanted, delete it in the store"
 
 
 def ruins_among(machine: Machine, rollups: Iterable[RollupKey], is_named: Callable[[str], bool]) -> Iterator[Ruin]:
@@ -44,7 +57,7 @@ def ruins_among(machine: Machine, rollups: Iterable[RollupKey], is_named: Callab
     newest = machine.refresh()
     for key in rollups:
         if key.seqno > newest.seqno:
-            yield Ruin(_whole(key), key.seqno, f"the log ends at {newest.seqno}", is_behind=True)
+            yield _ahead(machine, key, newest)
         elif key.seqno > 1 and not is_named(key.partial):
             ruin = _compared(machine, key, newest)
             if ruin is not None:
@@ -64,22 +77,28 @@ def ruined(shard_id: ShardId, ruin: Ruin) -> ShardLost:
     """The error that refuses to delete anything because of this ruin."""
     return ShardLost(
         f"shard {shard_id}: rollup {ruin.key} is not of its log ({ruin.why}): the log lost versions or is not the one that "
-        f"belongs to these blobs; nothing of this listing is deleted. `persist admin recover {shard_id}` shows what can be "
-        "recovered; if the rollup is not wanted, delete it in the store",
+        f"belongs to these blobs; nothing of this listing is deleted. {ruin.remedy[0].upper()}{ruin.remedy[1:]}",
         shard_id=shard_id,
         key=ruin.key,
     )
 
 
+def _ahead(machine: Machine, key: RollupKey, newest: ShardState) -> Ruin:
+    ruin = Ruin(_whole(key), key.seqno, f"the log ends at {newest.seqno}", is_behind=True)
+    state = _state(machine, ruin.key)
+    if not isinstance(state, ShardState) or not is_recovered_from(state.birth, newest.birth):
+        return ruin
+    why = f"{ruin.why}, and a recovery wrote the rollup, which was killed, or whose log was lost"
+    return replace(ruin, why=why, is_of_recovery=True)
+
+
 def _compared(machine: Machine, key: RollupKey, newest: ShardState) -> Ruin | None:
     whole = _whole(key)
-    data = machine.retry.external("get rollup", lambda: machine.blob.get(whole), shard=machine.shard_id)
-    if data is None:
+    state = _state(machine, whole)
+    if state is None:
         return None  # collected since the listing
-    try:
-        state = decode_rollup(data, key=whole).state
-    except (CorruptData, Incompatible, InvariantViolated) as error:
-        return Ruin(whole, key.seqno, f"it cannot be read: {error}", is_behind=False)
+    if isinstance(state, str):
+        return Ruin(whole, key.seqno, f"it cannot be read: {state}", is_behind=False)
     if state.birth != newest.birth and not is_recovered_from(newest.birth, state.birth):
         why = f"it was born as {state.birth.hex()}, the log as {newest.birth.hex()}"
         return Ruin(whole, key.seqno, why, is_behind=False)
@@ -92,6 +111,15 @@ def _compared(machine: Machine, key: RollupKey, newest: ShardState) -> Ruin | No
     names = frozenset(blob_key(machine.shard_id, partial) for partial in parts)
     why = f"{key.seqno} is not in the log any more, and names blobs that no live version names"
     return Ruin(whole, key.seqno, why, is_behind=False, names=names)
+
+
+def _state(machine: Machine, whole_key: str) -> ShardState | str | None:
+    """The state in a rollup; why it cannot be read; None if it is not there."""
+    data = machine.retry.external("get rollup", lambda: machine.blob.get(whole_key), shard=machine.shard_id)
+    try:
+        return None if data is None else decode_rollup(data, key=whole_key).state
+    except (CorruptData, Incompatible, InvariantViolated) as error:
+        return str(error)
 
 
 def _exists(machine: Machine, key: str) -> bool:

@@ -299,7 +299,8 @@ class _Verifying:
             if ruin.names is not None and ruin.names.isdisjoint(existing):
                 continue
             kind = FindingKind.LOG_BEHIND if ruin.is_behind else FindingKind.LOG_FORKED
-            self._found.error(kind, ruin.key, f"is a rollup of versions that the log lost ({ruin.why}): {RECOVER}")
+            what = "is no rollup of the log" if ruin.is_of_recovery else "is a rollup of versions that the log lost"
+            self._found.error(kind, ruin.key, f"{what} ({ruin.why}): {ruin.remedy}")
         newest, now_ms = self._machine.state, self._machine.env.now_ms()
         ahead = sorted(
             key.partial
