@@ -48,8 +48,10 @@ def reborn(
 
     Leases end: leased readers and writers are gone. Critical readers, retention, schemas, progress and contents stay. Rollups
     that are not `existing` (partial keys) are no longer named. The rollup of `state` itself, `base_key`, is named, so that
-    garbage collection removes it later.
+    garbage collection removes it later. No part that was staged before can be linked: an orphan scan, of which the lost versions
+    knew, may have deleted it.
     """
+    walltime_ms = max(now_ms, state.walltime_ms + 1)
     kept = {at: rollup for at, rollup in state.rollups.items() if rollup.key in existing}
     kept[state.seqno] = HollowRollup(base_key, None)
     before = replace(state, seqno=SeqNo(seqno - 1), tag=b"")
@@ -57,7 +59,7 @@ def reborn(
         before,
         applier_version=applier_version,
         seqno=seqno,
-        walltime_ms=max(now_ms, state.walltime_ms + 1),
+        walltime_ms=walltime_ms,
         hostname=hostname,
         active_rollup=None,
         active_gc=None,
@@ -65,6 +67,7 @@ def reborn(
         leased_readers=SharedMap(),
         writers=SharedMap(),
         birth=birth,
+        staging_floor_ms=max(walltime_ms, state.staging_floor_ms or 0),
     )
     check_invariants(None, first, deep=True)
     return first, between(before, first)

@@ -8,6 +8,7 @@ from typing import NoReturn
 import pytest
 from persist_engine import Antichain, Appended, ShardId
 from persist_engine.base.errors import (
+    BatchExpired,
     InvalidUsage,
     MissingBlob,
     PersistError,
@@ -133,6 +134,24 @@ def test_the_shard_is_sound_afterwards_and_can_be_collected(site: Site) -> None:
         left_over
     )
     assert contents(site.client(), site.shard_id, 13) == site.rows(14)
+
+
+def test_what_an_orphan_scan_of_lost_versions_deleted_is_not_appended_afterwards(site: Site) -> None:
+    """A driver may still have the batch, by the note of its task. The floor that kept it from being appended was lost."""
+    with site.client().open_writer(site.shard_id, SCHEMA, purpose="task") as task:
+        staged = task.batch([row(99, "z", 4)], lower=A(4), upper=A(5)).to_transmittable()
+    site.world.env.advance_ms(DAY_MS * 2)
+    site.append(1)
+    assert scan_orphans(site.machine(), older_than_ms=DAY_MS, commit=True).deleted == 1
+    site.lose()
+    site.recover(commit=True)
+    with site.client().open_writer(site.shard_id, SCHEMA, purpose="driver") as driver:
+        late = driver.batch_from_transmittable(staged, is_only_copy=True)
+        with pytest.raises(BatchExpired):
+            driver.compare_and_append_batch([late], expected_upper=A(4), new_upper=A(5))
+        late.mark_spent("it is gone")
+    site.append(1)
+    assert contents(site.client(), site.shard_id, 4) == site.rows(5)
 
 
 def test_a_second_rollup_of_the_lost_log_is_no_ruin_once_the_shard_was_recovered(site: Site) -> None:

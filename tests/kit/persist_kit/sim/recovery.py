@@ -17,7 +17,7 @@ from persist_kit.sim.calls import Recovering
 from persist_kit.sim.scheduler import Scheduler
 from persist_kit.sim.witness import Witness
 
-_KEPT = ("codecs", "schemas", "critical_readers", "progress", "retain_ms", "staging_floor_ms")
+_KEPT = ("codecs", "schemas", "critical_readers", "progress", "retain_ms")
 
 #: The shares of the histories of writers with recoveries, and the greatest number of operations of each actor.
 _RECOVERED, _RECOVERED_AFTER_DISASTER, _OPERATIONS_MAX = 0.06, 0.5, 5
@@ -77,6 +77,8 @@ class Recoveries:
             fail(f"a recovered log has other {wrong} than {base.seqno}, which it begins anew")
         if (first.trace.since, first.trace.upper) != (base.trace.since, base.trace.upper):
             fail(f"a recovered log begins with {first.trace.since} to {first.trace.upper}")
+        if (first.staging_floor_ms or 0) < first.walltime_ms:
+            fail(f"a recovered log takes what was staged before it, from {first.staging_floor_ms} on")
         if first.leased_readers or first.writers:
             fail("a recovered log begins with readers or writers that have leases")
         if any(first.seqno <= log.seqno for log in logs):
