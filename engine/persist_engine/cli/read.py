@@ -170,8 +170,7 @@ class _Shape:
 
         answer = reader.snapshot(time, where=self._where, columns=self._columns, timeout_s=wait_s)
         if isinstance(answer, SinceAhead):
-            text = f"cannot read at {dated(time)}: the earliest readable time is {dated(answer.since.time)}"
-            raise InvalidUsage(text, as_of=time, since=answer.since)
+            raise InvalidUsage(answer.refused("cannot read"), as_of=time, since=answer.since)
         return answer
 
     def changes(self, reader: ReadHandle, after: int | None, upto: int, wait_s: float) -> Changes:

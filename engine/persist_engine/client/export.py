@@ -156,7 +156,7 @@ def _export(
         else:
             answer = reader.snapshot(as_of, timeout_s=0)
             if isinstance(answer, SinceAhead):
-                raise InvalidUsage(f"cannot export {shard_id} at {as_of}: since is {answer.since}", as_of=as_of)
+                raise InvalidUsage(answer.refused(f"cannot export {shard_id}"), as_of=as_of)
             with answer as snapshot:
                 rows = (pa.Table.from_batches([batch]) for batch in snapshot.to_batches(on_fetched=count_read))
                 files = _files(rows, directory, schema, file_bytes_max)

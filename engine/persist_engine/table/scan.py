@@ -271,5 +271,7 @@ def checked_limit(name: str, limit: int) -> int:
 
 def gone(time: int, answer: SinceAhead) -> str:
     """The message that says why `time` can no longer be read, and which times can."""
-    since = "none" if answer.since.time is None else dated(answer.since.time)
+    if answer.since.is_empty():
+        return answer.refused("its rows are gone")
+    since = dated(answer.since.time)
     return f"the rows at {dated(time)} can no longer be read; the earliest time is {since}. `retain` says how long times stay readable"

@@ -195,7 +195,7 @@ def test_finalize_closes_only_a_shard_without_holds(admin, disk):
 
 
 @pytest.mark.slow
-def test_finalize_leaves_no_data_and_two_versions(admin, disk):
+def test_finalize_leaves_no_data_and_two_versions(admin, disk, tmp_path):
     """Spec 14.9."""
     critical = CriticalReaderId.new()
     with disk.client() as client:
@@ -215,6 +215,8 @@ def test_finalize_leaves_no_data_and_two_versions(admin, disk):
     assert len(rollups) == 2
     assert "v1" not in rollups, "none of before the tombstone, with what was inline"
     again = ok(admin("finalize", disk.shard_id, "--commit", "--json"))
+    code, _, said = admin("export", disk.shard_id, "--to", tmp_path / "gone")
+    assert (code, said.endswith(": the shard is closed, and no time of it can be read any more\n")) == (64, True)
     assert [each for each in again["done"] if each["outcome"] == "Succeeded"] == []
 
 

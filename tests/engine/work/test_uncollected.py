@@ -42,6 +42,7 @@ def test_a_damaged_rollup_that_no_version_needs_hides_no_shard(damage: bytes) ->
     assert fresh.inspect(shard_id).uncollected_from_ms == 0
     remains = prove(fresh.machine(shard_id), before_ms=world.env.now_ms()).remains
     assert key in {one.where for one in remains}
+    assert f"log {shard_id}, v6 to v9" in {one.where for one in remains}
     assert contents(fresh, shard_id, 2) == [(0, "a", 1), (1, "a", 1), (2, "a", 1)]
 
     write_rollup(machine)

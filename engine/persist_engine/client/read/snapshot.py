@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from persist_engine.base.errors import InvalidUsage
 from persist_engine.base.refusal import Refusal
+from persist_engine.base.wording import dated
 from persist_engine.client.arguments import expect_count
 from persist_engine.client.read.leased import LeasedPart, PartLeases, Pin
 from persist_engine.client.read.pieces import BATCH_ROWS, READ_MEMORY_BYTES
@@ -46,6 +47,12 @@ class SinceAhead(Refusal):
 
     since: Antichain
     as_of: int
+
+    def refused(self, what: str) -> str:
+        """The message for a user whose `what`, such as `cannot read`, this answers."""
+        if self.since.is_empty():
+            return f"{what}: the shard is closed, and no time of it can be read any more"
+        return f"{what} at {dated(self.as_of)}: the earliest readable time is {dated(self.since.time)}"
 
     @property
     def meaning(self) -> str:

@@ -179,7 +179,7 @@ class _Found:
             if why:
                 kind = "rollup" if isinstance(parsed, RollupKey) else "part"
                 yield Remains(where=key, kind=kind, why=why, held_by=by, remedy=remedy, since_ms=since_ms)
-        text = f"log {self._machine.shard_id}, v{self.earliest} to v{self._references.newest.seqno}"
+        text = f"log {self._machine.shard_id}, v{self.earliest} to {self._references.newest.seqno}"
         yield Remains(
             where=text,
             kind="log",
