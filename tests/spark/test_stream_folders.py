@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections import Counter
 
 import pytest
@@ -115,6 +116,28 @@ def test_files_that_are_forgotten_are_not_read_again(world, folder):
     # This driver forgot nothing, and passes on what was forgotten before.
     with pytest.raises(ConfigurationError, match="set less than 9000000ms"):
         world.run(input=files(folder, maxFileAge="3h"))
+    assert world.rows() == rows(0, 1, 2, 3, 4)
+
+
+def test_a_file_by_whose_time_spark_would_pass_over_all_later_ones_is_refused(world, folder):
+    drop(folder, 0)
+    world.run(input=files(folder))
+    drop(folder, 1)
+    ahead_s = time.time() + 8 * DAY_MS / 1000
+    os.utime(folder / "1.json", (ahead_s, ahead_s))
+    with pytest.raises(
+        ConfigurationError, match=r"1\.json has a time that is more than maxFileAge .* ahead of the clock"
+    ):
+        world.run(input=files(folder))
+    drop(folder, 1, 2)
+    world.run(input=files(folder))
+    assert world.rows() == rows(0, 1, 2)
+    ahead_s = time.time() + 6 * DAY_MS / 1000
+    (folder / "3.json").write_text(json.dumps({"id": 3, "n": 0}))
+    os.utime(folder / "3.json", (ahead_s, ahead_s))
+    world.run(input=files(folder))
+    (folder / "4.json").write_text(json.dumps({"id": 4, "n": 0}))
+    world.run(input=files(folder))
     assert world.rows() == rows(0, 1, 2, 3, 4)
 
 

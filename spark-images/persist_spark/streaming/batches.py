@@ -23,6 +23,7 @@ from persist_spark.staging import Staging
 from persist_spark.streaming.checkpoint import Checkpoint, Planned
 from persist_spark.streaming.driver_upserts import DriverUpserts
 from persist_spark.streaming.few_rows import FewRows
+from persist_spark.streaming.file_log import check_times
 from persist_spark.streaming.files_gone import check_files
 from persist_spark.streaming.position import NO_BATCH, Position, committer, encode_position
 from persist_spark.streaming.position_append import append_position
@@ -60,8 +61,9 @@ class Batches:
         if planned.batch <= self.committed.batch:
             return None
         logs = self.checkpoint.logs(planned.offsets)
-        if self.checkpoint.file_age_ms is not None:
+        if (age_ms := self.checkpoint.file_age_ms) is not None:
             before = self._pending or self.committed
+            check_times(logs, after=before.logs, now_ms=self.env.now_ms(), age_ms=age_ms)
             check_files(self.staging.spark, self.committed.query, logs, after=before.logs)
         position = replace(self.committed, batch=planned.batch, offsets=planned.offsets, logs=logs)
         few = self.few.rows(rows) if self.few.rows_max else None

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.wording import dated
 from persist_engine.model.retention import retention_of
 
 from persist_spark.spec import ConfigurationError, Input
@@ -67,6 +68,21 @@ def check_goes_on(logs: Mapping[str, str], *, age_ms: int, folders: Sequence[str
                 f"input.python: {folders[min(homes)]} was source {index} of the function and is source {min(homes)} now, so its files "
                 "would be read again; unite the folders in the order in which the sink has read them, or create another sink"
             )
+
+
+def check_times(logs: Mapping[str, str], *, after: Mapping[str, str], now_ms: int, age_ms: int) -> None:
+    """Raises ConfigurationError when a file that `logs` has and `after`, of the batch before, has not is later than the clock by more
+    than `age_ms`: Spark counts the age of files from the newest one, and would pass over every file that comes until then.
+    """
+    read = {line for text in after.values() for line in text.splitlines()[1:]}
+    chosen = (json.loads(line) for text in logs.values() for line in text.splitlines()[1:] if line not in read)
+    newest = max(chosen, key=lambda each: int(each["timestamp"]), default=None)
+    if newest is not None and newest["timestamp"] > now_ms + age_ms:
+        raise ConfigurationError(
+            f"input.format: {newest['path']} has a time that is more than maxFileAge ({age_ms}ms) ahead of the clock: "
+            f"{dated(newest['timestamp'])}, where the driver has {dated(now_ms)}. Spark would pass over all files that are older than "
+            "maxFileAge before it. Nothing of this batch was written; correct the clock, or the time of the file, such as by a copy of it"
+        )
 
 
 def _is_in(file: str, folder: str) -> bool:
