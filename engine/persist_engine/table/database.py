@@ -101,7 +101,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
         `retain` says how long times stay readable: a span, or None for only the newest; the default is 7 days. `bloom` names columns in
         which reads look for single values (`email = 'a@b.c'`): Bloom filters for them rule out most of the files. Raises InvalidUsage when
         the name is taken; with `exist_ok`, returns the table that has it if its columns are the same, and raises SchemaMismatch if not.
-        Completes an interrupted call.
+        Completes an interrupted call: a table that exists without Bloom filters gets them.
 
         `clock` says which times writes have: `ms`, milliseconds, or `counter`, 1, 2, 3 and so on. A table keeps its clock. With a counter,
         `retain` is a number of writes (the default is 1000), or None.
@@ -117,7 +117,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
             client = self._open_client(create=True)
             found = client.registered(owner)
             if found is not None and client.owner_of(found) == owner and _exists(client, found):
-                return self._existing(Named(found, owner), schema, clock, exist_ok=exist_ok)
+                return self._existing(Named(found, owner), schema, clock, filtered, exist_ok=exist_ok)
             if found is not None:
                 client.free_name(owner)
             adopted = client.adopt(owner, None, ShardId.new())
@@ -129,7 +129,7 @@ class Database(Bound, elsewhere="in another process, connect again"):
             client.initialise(adopted.shard_id, schema, retain_ms=retain_ms or 0, clock=clock)
             state = client.machine(adopted.shard_id).state
             if (state.retain_ms, clock_of(state)) != (retain_ms or None, clock):  # another call created it meanwhile
-                return self._existing(named, schema, clock, exist_ok=exist_ok)
+                return self._existing(named, schema, clock, filtered, exist_ok=exist_ok)
             if filtered:
                 client.set_filtered(adopted.shard_id, filtered)
         return self._table(named)
@@ -323,13 +323,17 @@ class Database(Bound, elsewhere="in another process, connect again"):
 
         return checked_filtered(columns, schema)
 
-    def _existing(self, named: Named, schema: Schema, clock: Clock, *, exist_ok: bool) -> Table:
+    def _existing(
+        self, named: Named, schema: Schema, clock: Clock, filtered: Sequence[str], *, exist_ok: bool
+    ) -> Table:
         if not exist_ok:
             raise InvalidUsage(f"the name is taken: {self._hints.taken(named.name)}")
         if (difference := self._open_client().schema(named.shard_id).difference(schema)) is not None:
             raise SchemaMismatch(f"it exists with other columns: {difference}")
         if (found := clock_of(self._open_client().machine(named.shard_id).state)) != clock:
             raise InvalidUsage(f"it exists with the clock {found!r}, which a table keeps")
+        if filtered and not self._open_client().machine(named.shard_id).filtered:
+            self._open_client().set_filtered(named.shard_id, filtered)  # where its creation was interrupted
         return self._table(named)
 
     def _ours(self, name: str, *, owner_after: str | None = None) -> Named:

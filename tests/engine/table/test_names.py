@@ -120,6 +120,18 @@ def test_a_creation_that_was_interrupted_is_completed(db):
     assert db.create("half", key="id BIGINT").id == adopted.shard_id
 
 
+def test_a_creation_that_was_interrupted_before_its_bloom_filters_is_completed(db, monkeypatch):
+    made = {"key": "id BIGINT", "value": "email STRING", "bloom": ["email"], "exist_ok": True}
+    with monkeypatch.context() as dying:
+        dying.setattr(db.client, "set_filtered", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            db.create("half", **made)
+    half = db.create("half", **made)
+    assert db.client.machine(half.id).filtered == ("val.email",)
+    half.alter(bloom=["id"])
+    assert db.client.machine(db.create("half", **made).id).filtered == ("key.id",)
+
+
 def test_a_table_that_is_not_there(db, orders):
     with pytest.raises(
         ShardNotFound, match=r"there is no table order.*near names are orders; create it with `db\.create"
