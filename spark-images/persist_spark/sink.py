@@ -30,7 +30,7 @@ from persist_spark.landing import Landed, Landing, driver_settings, refuse_outgr
 from persist_spark.partitions import sink_settings
 from persist_spark.report import Log, SinkReport
 from persist_spark.session import executor_count
-from persist_spark.spec import ConfigurationError, SinkSpec, WriteMode
+from persist_spark.spec import ConfigurationError, EnvelopeType, SinkSpec, WriteMode
 from persist_spark.staging import EMPTY, StagedRows, Staging, difference, part_bytes_of, rows_of
 from persist_spark.streaming.position import check_no_stream, committer
 
@@ -227,10 +227,11 @@ class Run:
         return self._unchanged(minted, reader) or self.staging.stage(self.read(), minted, reader)
 
     def _unchanged(self, minted: Minted, reader: ReadHandle | None) -> StagedRows | None:
-        """The staged rows of a run that has nothing to change: its input has the digest that the last run of this sink committed, and the
-        shard has not changed since. Otherwise None.
+        """The staged rows of a Mirror that has nothing to change: its input has the digest that the last run of this sink committed, and
+        the shard has not changed since. Otherwise None. To an Upsert the same rows are commands, such as removals of their keys.
         """
-        if self.expected is None or reader is None or minted.as_of is None:
+        is_mirror = self.spec.envelope.type is EnvelopeType.MIRROR
+        if not is_mirror or self.expected is None or reader is None or minted.as_of is None:
             return None
         digest, after = RunToken.decode(self.expected.token).rows, self.expected.upper.newest_complete
         if digest is None or not _is_unchanged(reader, after, minted.as_of):

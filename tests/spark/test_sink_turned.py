@@ -1,9 +1,11 @@
 """A sink whose resource becomes another one: its mode, or the way in which the name of its source is written. Its progress in the shard stays."""
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+from persist_engine.base.errors import InvalidUsage
 from persist_spark.sink import run_sink
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input
 from stream_world import World
@@ -36,9 +38,10 @@ class Turned(World):
         """A driver of the sink with mode Streaming."""
         return self.run(input=self.files(envelope, name), envelope=envelope)
 
-    def runs(self, run, envelope=APPEND):
+    def runs(self, run, envelope=APPEND, **more):
         """A run of the sink with mode Once or Scheduled."""
-        return run_sink(self.spark, replace(self.spec(run, input=self.files(envelope), envelope=envelope), stream=None))
+        source = replace(self.files(envelope), **more)
+        return run_sink(self.spark, replace(self.spec(run, input=source, envelope=envelope), stream=None))
 
 
 @pytest.fixture
@@ -74,6 +77,22 @@ def test_a_run_that_corrects_goes_on_after_a_stream_and_the_stream_does_not_go_o
     assert world.rows() == Counter([(1, 10), (2, 20), (3, 30)])
     with pytest.raises(ConfigurationError, match="in runs over a batch source, the last one r-2"):
         world.streams(upserts)
+
+
+def test_an_upsert_reads_the_rows_that_a_mirror_wrote_as_commands(world):
+    """The digest of a Mirror says which rows the shard holds, and not what an Upsert makes of them."""
+    upserts = Envelope(type=EnvelopeType.UPSERT)
+    for run, values, refusal in (
+        ("1", "(1, 10), (2, null)", None),
+        ("2", "(1, 10), (1, 11)", 'several different rows for key {"id":1}'),
+        ("3", "(1, 10), (1, 10)", 'key {"id":1}'),
+    ):
+        sql = f"select cast(col1 as bigint) as id, cast(col2 as bigint) as n from values {values}"
+        world.runs(f"m-{run}", Envelope(type=EnvelopeType.MIRROR), sql=sql)
+        with nullcontext() if refusal is None else pytest.raises(InvalidUsage, match=refusal):
+            world.runs(f"u-{run}", upserts, sql=sql)
+        if refusal is None:  # a row without a value removes its key
+            assert world.rows() == Counter([(1, 10)])
 
 
 def test_a_source_is_the_same_in_whatever_letters_its_format_is_written(world):
