@@ -98,7 +98,7 @@ def shard(tmp_path):
         ({"refreshEvery": "none"}, "option refreshEvery: 'none' is not a length of time"),
         ({"refreshEvery": "99999999999999d"}, "option refreshEvery: '99999999999999d' is not a length of time"),
         ({"refreshAlignedTo": "5"}, "option refreshAlignedTo: needs option refreshEvery"),
-        ({"refreshEvery": "1h", "refreshAlignedTo": "-1h"}, "option refreshAlignedTo: '-1h' is another time"),
+        ({"refreshEvery": "1h", "refreshAlignedTo": "-1h"}, "option refreshAlignedTo: '-1h' is a new time"),
         ({"refreshAt": "soon"}, "option refreshAt"),
         ({"refreshAt": "99999999999999999999"}, "refresh at 99999999999999999999: expected a time"),
         ({"refreshEvery": "1h", "rows": "changes"}, "option refreshEvery: needs option rows=updates"),
@@ -240,7 +240,7 @@ def test_a_checkpoint_over_another_shard_is_refused_by_name(spark, shard, tmp_pa
     shard.write((1, 10, 1), upper=5)
     other.write((2, 20, 1), upper=9)
     assert stream(spark, shard, checkpoint) == [updates((1, 10, 4, 1))]
-    refusal = rf"has read shard {shard.id} up to 5, .*mean nothing in shard {other.id}: .*new checkpointLocation"
+    refusal = rf"has read shard {shard.id} up to 5, .*are not times of shard {other.id}: .*new checkpointLocation"
     for _ in range(2):
         with pytest.raises(StreamingQueryException, match=refusal):
             stream(spark, other, checkpoint)
