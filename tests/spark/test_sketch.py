@@ -19,6 +19,7 @@ from persist_engine.base.env import SystemEnv
 from persist_kit.depth import draws
 from persist_spark import frames, sink, staging
 from persist_spark.envelopes import sketch
+from persist_spark.envelopes.mirror import hashed
 from persist_spark.envelopes.sketch import AddUp, SumUp, buckets_of
 from persist_spark.report import Log, SinkReport
 from persist_spark.spec import Envelope, EnvelopeType, Input, OnError, Write
@@ -103,6 +104,16 @@ def test_pieces_of_two_readings_of_a_partition_are_no_sketch():
     for number in changed:
         mixed = [ours if ours["piece"] == number else theirs for ours, theirs in zip(first, second, strict=True)]
         assert added(mixed + held) is None
+
+
+def test_a_diff_too_large_to_be_added_up_gives_up_the_sketch():
+    """2^62 copies leave two bits of each half of a hash, and two such rows overflow their number."""
+    for diffs in ([-(2**62), -(2**62)], [-(2**62), 2**62], [-(2**63) + 1, 3], [2**31 + 1, 0]):
+        pieces = side([1], [1], is_desired=True) + side([1], [-1], is_desired=False)
+        assert added(pieces + side([4 << 32 | 4, 8 << 32 | 8], diffs, is_desired=False)) is None
+    found = added(side([1], [1], is_desired=True) + side([1, 2, 3], [-1, -(2**31), -(2**31)], is_desired=False))
+    assert found is not None
+    assert (found.buckets.column("bucket").to_pylist(), found.net[0]) == ([2, 3], -(2**32))
 
 
 # -- whole sinks ---------------------------------------------------------------------------------------------------------
@@ -226,6 +237,22 @@ def test_a_mirror_with_no_digest_and_no_difference_writes_nothing(files):
     assert (report.rows_read, report.updates_written) == (100, 0)
     assert files.run().rows_read == 100
     assert files.event("unchanged") is not None
+
+
+def test_rows_with_so_large_diffs_that_their_sums_are_0_are_removed(files):
+    """Of a hash times 2^62 only the two lowest bits of each half count. Two such rows with opposite diffs have no net sums at all."""
+    table = pa.Table.from_pylist(random_rows(random.Random(1), 100), TYPE)
+    files.put(table)
+    files.run()
+    flat = files.target.spark.range(900, 1900).selectExpr(
+        "id AS k0", "'n' AS v0", "0D AS v1", "CAST(null AS STRUCT<x: INT, y: STRING>) AS v2"
+    )
+    hidden = hashed(flat, files.target.schema).where(f"h & {3 << 32 | 3} = 0").limit(2).collect()
+    files.target.write(
+        {((row.k0,), ("n", 0.0, None)): diff for row, diff in zip(hidden, (2**62, -(2**62)), strict=True)}
+    )
+    assert files.run().updates_written == 2
+    assert rows_of(files.target) == as_counted(table)
 
 
 def test_most_rows_changed_are_all_compared(files):

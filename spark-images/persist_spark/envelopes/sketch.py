@@ -45,15 +45,17 @@ _CHEAP_NODES = frozenset({"LogicalRelation", "Project", "Filter", "Union"})
 _CHEAP_FORMATS = frozenset({"parquet", "orc"})
 #: A task returns its sums in this number of pieces. Each task that adds them up takes some pieces.
 _PIECES = 16
+#: The greatest size of a diff that a sketch adds up. With greater ones, only few bits of a hash count, and the numbers of rows overflow.
+_DIFF_MAX = 1 << 31
 #: Sums of hashes are modulo this number, and so is everything compared with them.
 _MODULUS = 1 << 63
 _HALF = 0xFFFFFFFF
 
 _BUCKET, _ERROR = "bucket", "error"
 #: The counts of a task. For desired rows: their number, the errors among them, and the sums of the lower and the upper halves of their
-#: hashes. For all rows, each times its diff: the number, and the same sums.
-_DESIRED, _NET = ("rows", "errors", "low", "high"), ("net_rows", "net_low", "net_high")
-_COUNTS = (*_DESIRED, *_NET)
+#: hashes. For all rows, each times its diff: the number, and the same sums. The number of rows whose diffs are too large to be added up.
+_DESIRED, _NET, _LARGE = ("rows", "errors", "low", "high"), ("net_rows", "net_low", "net_high"), "large_rows"
+_COUNTS = (*_DESIRED, *_NET, _LARGE)
 _COUNTS_DDL = ", ".join(f"{name} bigint" for name in _COUNTS)
 _PIECE_DDL = f"piece bigint, net binary, {_COUNTS_DDL}"
 _ADDED_DDL = f"differing binary, bucket_low bigint, bucket_high bigint, {_COUNTS_DDL}"
@@ -92,7 +94,7 @@ def buckets_of(desired: DataFrame) -> int | None:
 
 def differing(desired: DataFrame, persisted: DataFrame, schema: Schema, buckets: int) -> Differing | None:
     """Compares both sides by a sketch of `buckets`. Both are flat, and `persisted` has the negated DIFF. Runs one job. Returns None when a
-    quarter of the buckets differ, or more.
+    quarter of the buckets differ, or more, and when a persisted diff is too large (_DIFF_MAX).
     """
     error = is_error(schema) if holds_errors(schema) else F.lit(False)  # noqa: FBT003
     ours = hashed(desired, schema).select(HASH, F.lit(1).cast("bigint").alias(DIFF), error.alias(_ERROR))
@@ -112,7 +114,7 @@ def _differing(added: Sequence[Mapping[str, Any]], buckets: int) -> Differing | 
     )
     numbers = np.concatenate([np.frombuffer(row["differing"], np.int64) for row in added])
     # SUBTLE: Spark repeats a task whose executor is lost. Some pieces may then come from its first reading, and others from its second.
-    if (low, high) != (net_low, net_high) or len(numbers) * _DIFFERING_SHARE >= buckets:
+    if total[_LARGE] or (low, high) != (net_low, net_high) or len(numbers) * _DIFFERING_SHARE >= buckets:
         return None
     counted = {name: total[name] for name in _DESIRED}
     return Differing(pa.table({_BUCKET: numbers}), buckets, counted, (total["net_rows"], net_low, net_high))
@@ -144,6 +146,9 @@ class SumUp:
             if self.is_desired:
                 errors = batch.column(_ERROR).true_count
                 _add(counts, rows=batch.num_rows, errors=errors, low=int(low.sum()), high=int(high.sum()))
+            large = np.abs(diff) > _DIFF_MAX
+            _add(counts, large_rows=int(large.sum()))
+            diff = np.where(large, 0, diff)
             low, high = low * diff, high * diff
             np.add.at(net[0], bucket, low)
             np.add.at(net[1], bucket, high)
