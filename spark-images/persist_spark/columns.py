@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from persist_engine import empty_struct
@@ -17,6 +18,10 @@ from persist_engine.base.errors import InvariantViolated
 RECORD_ROWS = 10_000
 _SHOWN_CHARS = 200
 _COPIES_MAX = 1 << 62
+#: Halves of hashes are added up modulo this number. Every smaller number fits a bigint, and the sums of fewer than 2^31 rows are smaller.
+SUMS_MODULUS = 1 << 63
+LOW_HALF = 0xFFFFFFFF
+_Integers = npt.NDArray[np.int64]
 
 
 def struct_column(table: pa.Table, letter: str, struct: pa.StructType) -> pa.Array:
@@ -98,6 +103,11 @@ def hash_chunks(batches: Iterator[pa.RecordBatch], *, chunk_rows: int, chunk_byt
 def _first_change(batch: pa.RecordBatch, last: pa.Scalar) -> int:
     position = pc.index(pc.not_equal(batch.column("h"), last), True).as_py()
     return batch.num_rows if position < 0 else int(position)
+
+
+def halves(hashes: _Integers) -> tuple[_Integers, _Integers]:
+    """The lower and the upper 32 bits of each hash, as numbers of at least 0."""
+    return hashes & LOW_HALF, (hashes >> 32) & LOW_HALF
 
 
 def rows_of(batch: pa.RecordBatch, wanted: pa.Schema, *, shard: str) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,6 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from persist_engine import BatchBuilder, Blob, ChangesSplit, LeasedPart, consolidate, holds_errors, open_blob
@@ -27,7 +26,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 
-from persist_spark.columns import RECORD_ROWS, hash_chunks, negated_flat, struct_column
+from persist_spark.columns import RECORD_ROWS, SUMS_MODULUS, halves, hash_chunks, negated_flat, struct_column
 from persist_spark.failures import carried
 from persist_spark.memory import give_back_freed_memory
 from persist_spark.resume.noting import Noted, Noting
@@ -300,9 +299,9 @@ class _RowCounter:
             self.errors += len(errors) - errors.null_count
         if "h" in batch.schema.names:
             column = batch.column("h") if desired is None else batch.column("h").filter(desired)
-            hashes = column.to_numpy().view(np.uint64)
-            self.low += int((hashes & np.uint64(0xFFFFFFFF)).sum())
-            self.high += int((hashes >> np.uint64(32)).sum())
+            low, high = halves(column.to_numpy())
+            self.low += int(low.sum())
+            self.high += int(high.sum())
         return batch
 
 
@@ -313,10 +312,10 @@ class _NetCounter:
         self.rows, self.errors, self.low, self.high = 0, 0, 0, 0
 
     def counted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        hashes, diff = batch.column("h").to_numpy(), batch.column("diff").to_numpy()
+        (low, high), diff = halves(batch.column("h").to_numpy()), batch.column("diff").to_numpy()
         self.rows += int(diff.sum())
-        self.low += int(((hashes & 0xFFFFFFFF) * diff).sum())
-        self.high += int((((hashes >> 32) & 0xFFFFFFFF) * diff).sum())
+        self.low += int((low * diff).sum())
+        self.high += int((high * diff).sum())
         return batch
 
 
@@ -359,7 +358,7 @@ def _stage(
     task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter | _NetCounter, noting: Noting | None = None
 ) -> pa.RecordBatch:
     staged = stage(task, tables)
-    low, high = counter.low % (1 << 63), counter.high % (1 << 63)
+    low, high = counter.low % SUMS_MODULUS, counter.high % SUMS_MODULUS
     if noting is not None:
         store = store_at(task.blob, task.shard_id, task.settings, staging_floor_ms=task.staging_floor_ms)
         noting.put(store, staged, errors=counter.errors, low=low, high=high)

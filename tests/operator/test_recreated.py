@@ -22,12 +22,18 @@ def replaced(world, kind, manifest):
     world.cluster.create(kind, manifest)
 
 
-@pytest.mark.parametrize("key", [SHARD, SINK], ids=str)
-def test_the_deletion_of_the_former_one_is_over(world, shard_resource, sink_resource, key):
+def being_deleted(world, shard_resource, sink_resource, key):
+    """A reconciled resource that a foreign finalizer keeps. Returns its kind, and what makes another one."""
     kind, make = (PERSIST_SHARD, shard_resource) if key is SHARD else (SPARK_SINK, sink_resource)
     world.cluster.create(kind, make(finalizers=["other/one"]))
     world.go(key, 1)
     world.cluster.delete(kind, "team", key.name)
+    return kind, make
+
+
+@pytest.mark.parametrize("key", [SHARD, SINK], ids=str)
+def test_the_deletion_of_the_former_one_is_over(world, shard_resource, sink_resource, key):
+    kind, make = being_deleted(world, shard_resource, sink_resource, key)
     world.go(key, 1)
 
     def deletion():
@@ -42,10 +48,7 @@ def test_the_deletion_of_the_former_one_is_over(world, shard_resource, sink_reso
 
 @pytest.mark.parametrize("key", [SHARD, SINK], ids=str)
 def test_the_series_of_a_deletion_end_although_a_watch_missed_the_end(world, shard_resource, sink_resource, key):
-    kind, make = (PERSIST_SHARD, shard_resource) if key is SHARD else (SPARK_SINK, sink_resource)
-    world.cluster.create(kind, make(finalizers=["other/one"]))
-    world.go(key, 1)
-    world.cluster.delete(kind, "team", key.name)
+    kind, _ = being_deleted(world, shard_resource, sink_resource, key)
     again_s = world.reconciler.reconcile(key)
     assert again_s is not None, "no list would show that it is gone"
     world.cluster.edit(kind, "team", key.name, lambda one: one["metadata"].update(finalizers=[]))

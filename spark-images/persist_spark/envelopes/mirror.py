@@ -22,13 +22,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 
+from persist_spark.columns import LOW_HALF, SUMS_MODULUS
 from persist_spark.envelopes.collected import error_of
 from persist_spark.frames import DESIRED, DIFF, HASH, fields_of, quoted
 
 #: The version of the digest. Digests of different versions are never equal.
 _VERSION = b"rows-2"
-#: The sums are modulo this number. Every smaller number fits a bigint, and the sums of fewer than 2^31 rows are smaller.
-_MODULUS = 1 << 63
 
 
 def both_sides(desired: DataFrame, persisted: DataFrame, schema: Schema) -> DataFrame:
@@ -69,7 +68,7 @@ class WantedRows:
 
     def digest(self, schema: Schema) -> bytes:
         """The digest as 32 hexadecimal digits. It is equal for equal rows in the same schema."""
-        text = repr((schema.key_ddl, schema.val_ddl, self.rows, self.low % _MODULUS, self.high % _MODULUS))
+        text = repr((schema.key_ddl, schema.val_ddl, self.rows, self.low % SUMS_MODULUS, self.high % SUMS_MODULUS))
         return hashlib.blake2b(_VERSION + text.encode(), digest_size=16).hexdigest().encode()
 
 
@@ -82,7 +81,7 @@ def hashed(flat: DataFrame, schema: Schema, *, beside: Iterable[str] = ()) -> Da
 
 def scanned(flat: DataFrame, schema: Schema) -> WantedRows | None:
     """Counts and sums the rows of `flat` in one Spark job. None when the sums overflow, which takes at least 2^31 rows."""
-    halves = (f"sum({HASH} & {0xFFFFFFFF})", f"sum(shiftrightunsigned({HASH}, 32))")
+    halves = (f"sum({HASH} & {LOW_HALF})", f"sum(shiftrightunsigned({HASH}, 32))")
     errors = f"count({error_of(schema)})" if holds_errors(schema) else "0"
     try:
         rows, bad, low, high = hashed(flat, schema).selectExpr("count(1)", errors, *halves).collect()[0]

@@ -26,6 +26,7 @@ from persist_engine.rows.schema import Schema
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 
+from persist_spark.columns import SUMS_MODULUS, halves
 from persist_spark.envelopes.collected import is_error
 from persist_spark.envelopes.mirror import hashed
 from persist_spark.frames import DIFF, HASH, node_names, planned_bytes
@@ -47,9 +48,6 @@ _CHEAP_FORMATS = frozenset({"parquet", "orc"})
 _PIECES = 16
 #: The greatest size of a diff that a sketch adds up. With greater ones, only few bits of a hash count, and the numbers of rows overflow.
 _DIFF_MAX = 1 << 31
-#: Sums of hashes are modulo this number, and so is everything compared with them.
-_MODULUS = 1 << 63
-_HALF = 0xFFFFFFFF
 
 _BUCKET, _ERROR = "bucket", "error"
 #: The counts of a task. For desired rows: their number, the errors among them, and the sums of the lower and the upper halves of their
@@ -110,7 +108,7 @@ def _differing(added: Sequence[Mapping[str, Any]], buckets: int) -> Differing | 
     """The result of `differing`, from the rows of all AddUp. Returns None also when the pieces are not from one reading of the input."""
     total = {name: sum(row[name] for row in added) for name in (*_COUNTS, "bucket_low", "bucket_high")}
     net_low, net_high, low, high = (
-        total[name] % _MODULUS for name in ("net_low", "net_high", "bucket_low", "bucket_high")
+        total[name] % SUMS_MODULUS for name in ("net_low", "net_high", "bucket_low", "bucket_high")
     )
     numbers = np.concatenate([np.frombuffer(row["differing"], np.int64) for row in added])
     # SUBTLE: Spark repeats a task whose executor is lost. Some pieces may then come from its first reading, and others from its second.
@@ -142,7 +140,7 @@ class SumUp:
         counts = dict.fromkeys(_COUNTS, 0)
         for batch in batches:
             hashes, diff = batch.column(HASH).to_numpy(), batch.column(DIFF).to_numpy()
-            bucket, low, high = hashes & (self.buckets - 1), hashes & _HALF, (hashes >> 32) & _HALF
+            bucket, (low, high) = hashes & (self.buckets - 1), halves(hashes)
             if self.is_desired:
                 errors = batch.column(_ERROR).true_count
                 _add(counts, rows=batch.num_rows, errors=errors, low=int(low.sum()), high=int(high.sum()))
@@ -174,14 +172,16 @@ class AddUp:
             piece += np.frombuffer(row["net"], np.int64).reshape(shape)
             _add(counts, **{name: row[name] for name in _COUNTS})
         differing = [np.flatnonzero(piece.any(axis=0)) + number * shape[1] for number, piece in pieces.items()]
-        low, high = (sum(int(piece[half].sum()) for piece in pieces.values()) % _MODULUS for half in (0, 1))
+        low, high = (sum(int(piece[half].sum()) for piece in pieces.values()) % SUMS_MODULUS for half in (0, 1))
         yield _row(counts, differing=b"".join(each.tobytes() for each in differing), bucket_low=low, bucket_high=high)
 
 
 def _add(counts: dict[str, int], **more: int) -> None:
-    """Adds `more` to `counts`. The sums of hashes stay below _MODULUS."""
+    """Adds `more` to `counts`. The sums of hashes stay below SUMS_MODULUS."""
     for name, value in more.items():
-        counts[name] = counts[name] + value if name.endswith(("rows", "errors")) else (counts[name] + value) % _MODULUS
+        counts[name] = (
+            counts[name] + value if name.endswith(("rows", "errors")) else (counts[name] + value) % SUMS_MODULUS
+        )
 
 
 def _row(counts: dict[str, int], **more: int | bytes) -> pa.RecordBatch:

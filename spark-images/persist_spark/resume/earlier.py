@@ -21,16 +21,15 @@ from pyspark.errors import ArithmeticException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 
+from persist_spark.columns import LOW_HALF, SUMS_MODULUS
 from persist_spark.frames import FAULT, HASH
 from persist_spark.report import Log
 from persist_spark.resume.key_ranges import RANGES_MAX, Key, range_number
 
 _LEFT = "left to the next driver of its run, or to the orphan scan"
-#: All sums of hashes are modulo this number.
-MODULUS = 1 << 63
 
 Sums = tuple[int, int, int]
-"""A number of rows and the two sums of their hashes, modulo MODULUS."""
+"""A number of rows and the two sums of their hashes, modulo SUMS_MODULUS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +101,14 @@ def kept_of(earlier: Earlier, rows: DataFrame, schema: Schema, log: Log) -> Kept
         return None
     numbered = rows.withColumn("range", F.coalesce(*numbers))
     faults = F.count(F.col(FAULT)) if FAULT in rows.columns else F.lit(0)
-    halves = (F.col(HASH).bitwiseAND(0xFFFFFFFF), F.shiftrightunsigned(F.col(HASH), 32))
+    halves = (F.col(HASH).bitwiseAND(LOW_HALF), F.shiftrightunsigned(F.col(HASH), 32))
     try:
         ranges = numbered.groupBy("range").agg(F.count(F.lit(1)), *map(F.sum, halves), faults).collect()
     except ArithmeticException:  # if the user's query raised it, the next job over that query raises it again
         return None
     if any(faulty for *_, faulty in ranges):
         return None
-    sums = {number: (count, low % MODULUS, high % MODULUS) for number, count, low, high, _ in ranges}
+    sums = {number: (count, low % SUMS_MODULUS, high % SUMS_MODULUS) for number, count, low, high, _ in ranges}
     kept = [number for layer in layers for number in layer if sums.get(number) == sums_of(earlier.notes[number])]
     if not kept:
         return None
@@ -124,14 +123,14 @@ def kept_of(earlier: Earlier, rows: DataFrame, schema: Schema, log: Log) -> Kept
 def sums_of(task: StagingNote | Any) -> Sums:
     """The sums of a note, or of the row that a task returned."""
     if isinstance(task, StagingNote):
-        return task.rows, task.low % MODULUS, task.high % MODULUS
-    return task["rows"], task["low"] % MODULUS, task["high"] % MODULUS
+        return task.rows, task.low % SUMS_MODULUS, task.high % SUMS_MODULUS
+    return task["rows"], task["low"] % SUMS_MODULUS, task["high"] % SUMS_MODULUS
 
 
 def added(every: Iterable[Sums]) -> Sums:
-    """Adds up the sums `every`, modulo MODULUS."""
+    """Adds up the sums `every`, modulo SUMS_MODULUS."""
     rows, low, high = (sum(each) for each in zip(*every, (0, 0, 0), strict=True))
-    return rows, low % MODULUS, high % MODULUS
+    return rows, low % SUMS_MODULUS, high % SUMS_MODULUS
 
 
 def _layers(notes: Sequence[StagingNote]) -> list[dict[int, tuple[Key, Key]]]:
