@@ -4,22 +4,20 @@ driver gets one descriptor for each task. Appends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from persist_engine import Batch, ReadHandle, SinceAhead, StagingNotes, WriteHandle
-from persist_engine.base.errors import Fenced
+from persist_engine import Batch, ReadHandle, StagingNotes, WriteHandle
 from persist_engine.base.wording import dated
 from persist_engine.flow.mint_run import Minted
 from persist_engine.model.frontier import MINIMUM, Antichain
 from persist_engine.rows.schema import Schema
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
-from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark import frames
 from persist_spark.envelopes.against import KEYS, held, refusal, shown_updates, staged_updates
@@ -29,15 +27,16 @@ from persist_spark.envelopes.compared import Difference, difference_of_commands,
 from persist_spark.envelopes.copied import Copied, copied
 from persist_spark.envelopes.debezium import debezium_commands
 from persist_spark.envelopes.mirror import WantedRows, both_sides, corrections, hashed, scanned
+from persist_spark.envelopes.persisted import Persisted, persisted
 from persist_spark.envelopes.run_keys import RunKeys
-from persist_spark.envelopes.sketch import Differing, buckets_of, differing, within
+from persist_spark.envelopes.sketch import Differing, Sums, buckets_of, desired_sums, differing, persisted_sums, within
 from persist_spark.frames import fields_of
-from persist_spark.partitions import STAGED_DDL, ReadParts, StageCorrections, StageRows, StageTask, grouped
+from persist_spark.partitions import STAGED_DDL, StageCorrections, StageRows, StageTask
 from persist_spark.report import Log
 from persist_spark.resume.earlier import added, earlier_batches, kept_of, sums_of
 from persist_spark.resume.key_ranges import has_ranges
 from persist_spark.resume.noting import JOB_BYTES, Noted
-from persist_spark.session import READING_SHARE, executor_memory, parallelism_of, shuffled_by_bytes
+from persist_spark.session import READING_SHARE, executor_memory, shuffled_by_bytes
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, OnError, SinkSpec
 
 #: A frame of fewer bytes is staged without notes. It has so few tasks that all of them would be running when their driver is killed.
@@ -92,31 +91,6 @@ def _rows_of(source: DataFrame, schema: Schema, envelope: Envelope) -> DataFrame
     return flat.withColumn(frames.FAULT, F.coalesce(*faults)) if faults else flat
 
 
-@contextmanager
-def persisted(
-    spark: SparkSession,
-    reader: ReadHandle,
-    as_of: int,
-    schema: Schema,
-    *,
-    blob: str,
-    cores: int,
-) -> Iterator[DataFrame]:
-    """Yields the shard's contents at `as_of`: flat columns and the negated `diff`, not consolidated. Reading them takes about one task for
-    each of `cores`. They are readable within the block. Raises Fenced when the lease expired.
-    """
-    # mint ensures since <= as_of < upper, under this reader's own hold.
-    snapshot = reader.snapshot(Antichain.of(as_of))
-    if isinstance(snapshot, SinceAhead):
-        raise Fenced(f"the lease of {reader} expired before its first use; run it again")
-    with snapshot:
-        groups = grouped(snapshot.lease_parts(), cores=cores)
-        flat_type = frames.flat_type(schema).add(frames.DIFF, T.LongType())
-        yield spark.range(0, len(groups), 1, max(1, len(groups))).mapInArrow(
-            ReadParts(blob=blob, groups=groups), flat_type
-        )
-
-
 def shard_order(spec: SinkSpec) -> str | None:
     """The field of the shard's value by which a persisted value may win against a row of the input."""
     envelope = spec.envelope
@@ -146,8 +120,8 @@ def difference(
             )
     if as_of is None:
         return difference_of_rows(rows, None, schema)
-    with persisted(spark, reader, as_of, schema, blob=spec.blob, cores=parallelism_of(spark)) as contents:
-        return difference_of_rows(rows, contents, schema)
+    with persisted(spark, reader, as_of, schema, blob=spec.blob) as contents:
+        return difference_of_rows(rows, contents.rows(), schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +161,7 @@ class StagedRows:
 
 @dataclass(kw_only=True)
 class Staging:
-    """Stages frames for one sink, one at a time. Its only state is its handles, and `has_notes`."""
+    """Stages frames for one sink, one at a time. Its only state is its handles, `has_notes` and `desired`."""
 
     spark: SparkSession
     spec: SinkSpec
@@ -202,6 +176,8 @@ class Staging:
     """The upper of the sink's progress that the appends of this run expect."""
     has_notes: bool = False
     """Whether this run may have stored notes."""
+    desired: Sums | None = None
+    """The sums of a Mirror's rows, from `unchanged` for the next `stage`."""
 
     @property
     def reads_back(self) -> bool:
@@ -257,7 +233,8 @@ class Staging:
         another digest. Does not read the shard.
         """
         self.spark.sparkContext.setJobDescription(f"{self.spec.sink_id}: compare with the last run")
-        wanted = scanned(rows, self.schema)
+        self.desired = self._desired_sums(rows)
+        wanted = scanned(rows, self.schema) if self.desired is None else self.desired.wanted
         if wanted is None or wanted.digest(self.schema) != digest:
             return None
         self._refuse_empty(wanted.rows)
@@ -340,12 +317,12 @@ class Staging:
     def _write_corrections(self, minted: Minted, as_of: int, reader: ReadHandle, flat: DataFrame) -> StagedRows:
         times = Times.of(minted)
         task = self._stage_task(times)
-        cores = parallelism_of(self.spark)
-        with persisted(self.spark, reader, as_of, self.schema, blob=self.spec.blob, cores=cores) as contents:
-            both = both_sides(flat, contents, self.schema)
+        with persisted(self.spark, reader, as_of, self.schema, blob=self.spec.blob) as contents:
             found = self._differing(flat, contents)
-            tasks = None if found is None else self._corrected_within(found, both, task)
-            return self._staged(self._corrected(both, task) if tasks is None else tasks, times)
+            tasks = None if found is None else self._corrected_within(found, flat, contents, task)
+            if tasks is None:
+                tasks = self._corrected(both_sides(flat, contents.rows(), self.schema), task)
+            return self._staged(tasks, times)
 
     def _corrected(self, both: DataFrame, task: StageTask, *, is_net: bool = False) -> list[Any]:
         """Stages the corrections of `both` sides. Returns the rows of the tasks. `is_net`: see StageCorrections."""
@@ -353,28 +330,36 @@ class Staging:
         staged: list[Any] = parts.mapInArrow(StageCorrections(task, is_net=is_net), STAGED_DDL).collect()
         return staged
 
-    def _differing(self, desired: DataFrame, persisted: DataFrame) -> Differing | None:
+    def _differing(self, desired: DataFrame, contents: Persisted) -> Differing | None:
         """Compares both sides by a sketch. Returns None when a sketch is not worth its cost, or shows many differences."""
-        buckets = buckets_of(desired)
-        if buckets is None:
+        ours, self.desired = self.desired, None
+        ours = ours or self._desired_sums(desired)
+        if ours is None:
             return None
-        found = differing(desired, persisted, self.schema, buckets)
-        self.log.event("sketched", buckets=buckets, differing=None if found is None else found.buckets.num_rows)
+        buckets = ours.net.shape[1]
+        theirs = persisted_sums(contents, buckets)
+        found = None if theirs is None else differing(ours, theirs)
+        self.log.event("sketched", buckets=buckets, differing=None if found is None else len(found.numbers))
         return found
 
-    def _corrected_within(self, found: Differing, both: DataFrame, task: StageTask) -> list[Any] | None:
+    def _desired_sums(self, desired: DataFrame) -> Sums | None:
+        buckets = buckets_of(desired)
+        return None if buckets is None else desired_sums(desired, self.schema, buckets)
+
+    def _corrected_within(
+        self, found: Differing, desired: DataFrame, contents: Persisted, task: StageTask
+    ) -> list[Any] | None:
         """Stages the corrections of the rows in differing buckets. Returns None, and stages nothing, if the input changed since."""
-        tasks = self._corrected(within(both, found), task, is_net=True) if found.buckets.num_rows else []
+        tasks = self._corrected(within(desired, contents, found), task, is_net=True) if len(found.numbers) else []
         net = added(map(sums_of, tasks))
         if net != found.net:
             self.log.event("changed_input", sketched=found.net[0], compared=net[0])
             self.writer.delete_batches(self._batches(tasks))
             return None
-        none = dict.fromkeys(found.desired, 0)
-        return [
-            {"batch": None, "updates": 0, "least_time": None, **found.desired},
-            *(row.asDict() | none for row in tasks),
-        ]
+        ours = found.desired
+        counted = {"rows": ours.rows, "errors": ours.errors, "low": ours.low, "high": ours.high}
+        none = dict.fromkeys(counted, 0)
+        return [{"batch": None, "updates": 0, "least_time": None, **counted}, *(row.asDict() | none for row in tasks)]
 
     def _write_commands(self, minted: Minted, reader: ReadHandle | None, rows: DataFrame) -> StagedRows:
         commands = copied(rows, self.schema, shard_order(self.spec))

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from persist_engine.base.env import SystemEnv
 from persist_kit.depth import draws
 from persist_spark import frames, sink, staging
 from persist_spark.envelopes import sketch
-from persist_spark.envelopes.mirror import hashed
+from persist_spark.envelopes.mirror import WantedRows, hashed
 from persist_spark.envelopes.sketch import AddUp, SumUp, buckets_of
 from persist_spark.report import Log, SinkReport
 from persist_spark.spec import Envelope, EnvelopeType, Input, OnError, Write
@@ -33,25 +34,30 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 # -- the sketch alone, without Spark -------------------------------------------------------------------------------------
 
 
-def side(hashes: list[int], diffs: list[int], *, is_desired: bool) -> list[dict[str, Any]]:
-    """The pieces of one task."""
-    columns = {
-        "h": pa.array(hashes, pa.int64()),
-        "diff": pa.array(diffs, pa.int64()),
-        **({"error": pa.array([each % 5 == 0 for each in hashes], pa.bool_())} if is_desired else {}),
-    }
+def side(hashes: list[int], diffs: list[int] | None = None, *, has_errors: bool = False) -> list[dict[str, Any]]:
+    """The pieces of one task. Without `diffs` all are 1."""
+    columns = {"h": pa.array(hashes, pa.int64())}
+    if diffs is not None:
+        columns["diff"] = pa.array(diffs, pa.int64())
+    if has_errors:
+        columns["error"] = pa.array([each % 5 == 0 for each in hashes], pa.bool_())
     batch = pa.RecordBatch.from_pydict(columns)
     halves = [batch.slice(0, len(batch) // 2), batch.slice(len(batch) // 2)]
-    return [row for out in SumUp(BUCKETS, is_desired=is_desired)(iter(halves)) for row in out.to_pylist()]
+    return [row for out in SumUp(BUCKETS)(iter(halves)) for row in out.to_pylist()]
 
 
-def added(pieces: list[dict[str, Any]]) -> sketch.Differing | None:
-    """What two tasks that add up say of these pieces."""
+def added(pieces: list[dict[str, Any]]) -> sketch.Sums | None:
+    """The sums of these pieces, which two tasks add up first. They are those that the driver finds alone."""
     rows = []
     for task in (0, 1):
         batches = [pa.RecordBatch.from_pylist([piece]) for piece in pieces if piece["piece"] % 2 == task]
         rows += [row for out in AddUp(BUCKETS)(iter(batches)) for row in out.to_pylist()]
-    return sketch._differing(rows, BUCKETS)
+    sums, alone = sketch.total(rows, BUCKETS), sketch.total(pieces, BUCKETS)
+    assert (sums is None) == (alone is None)
+    if sums is not None:
+        assert np.array_equal(sums.net, alone.net)
+        assert replace(sums, net=None) == replace(alone, net=None)
+    return sums
 
 
 HASHES = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)
@@ -66,54 +72,55 @@ HASHES = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)
 )
 def test_exactly_the_buckets_with_other_rows_differ(equal, only_desired, only_persisted, cut):
     desired, persisted = [*equal[cut:], *only_desired, *equal[:cut]], [*equal, *only_persisted]
-    pieces = side(desired[:cut], [1] * len(desired[:cut]), is_desired=True)
-    pieces += side(desired[cut:], [1] * len(desired[cut:]), is_desired=True)
-    pieces += side(persisted, [-1] * len(persisted), is_desired=False)
+    ours = added(side(desired[:cut], has_errors=True) + side(desired[cut:], has_errors=True))
     # An update that was retracted is still among those of the persisted side.
-    pieces += side([7, 7, 2**40], [-3, 3, 0], is_desired=False)
+    theirs = added(side(persisted, [-1] * len(persisted)) + side([7, 7, 2**40], [-3, 3, 0]))
     net = Counter(only_desired)
     net.subtract(only_persisted)
     differ = {each % BUCKETS for each, diff in net.items() if diff and each != 0}  # the hash 0 adds nothing, with 2^-64
-    found = added(pieces)
+    assert ours is not None
+    assert theirs is not None
+    found = sketch.differing(ours, theirs)
     if len(differ) * 4 >= BUCKETS:
         assert found is None
         return
     assert found is not None
-    assert set(found.buckets.column("bucket").to_pylist()) <= differ
-    lost = differ - set(found.buckets.column("bucket").to_pylist())
+    assert set(found.numbers.tolist()) <= differ
+    lost = differ - set(found.numbers.tolist())
     for bucket in lost:  # sums of different rows that are 0 by the choice of the hashes
         rows = [(each, diff) for each, diff in net.items() if diff and each % BUCKETS == bucket]
         assert sum((each & 0xFFFFFFFF) * diff for each, diff in rows) % 2**64 == 0
         assert sum(((each >> 32) & 0xFFFFFFFF) * diff for each, diff in rows) % 2**64 == 0
     errors = sum(each % 5 == 0 for each in desired)
     low, high = sum(each & 0xFFFFFFFF for each in desired), sum((each >> 32) & 0xFFFFFFFF for each in desired)
-    assert found.desired == {"rows": len(desired), "errors": errors, "low": low, "high": high}
+    assert found.desired.wanted == WantedRows(len(desired), low, high, errors)
     assert found.net[0] == len(only_desired) - len(only_persisted)
 
 
 def test_pieces_of_two_readings_of_a_partition_are_no_sketch():
     """A repeated task may have read another input. Whatever pieces are of its first reading, the sketch is given up."""
-    first, second = (side([1, 2, 3 << 33, each], [1] * 4, is_desired=True) for each in (5, 9))
-    held = side([1, 2, 3 << 33], [-1] * 3, is_desired=False)
-    assert added(first + held) is not None
-    assert added(second + held) is not None
+    first, second = (side([1, 2, 3 << 33, each]) for each in (5, 9))
+    assert added(first) is not None
+    assert added(second) is not None
     changed = [
         number for number, (ours, theirs) in enumerate(zip(first, second, strict=True)) if ours["net"] != theirs["net"]
     ]
     assert changed == [1, 2]
     for number in changed:
         mixed = [ours if ours["piece"] == number else theirs for ours, theirs in zip(first, second, strict=True)]
-        assert added(mixed + held) is None
+        assert added(mixed) is None
 
 
 def test_a_diff_too_large_to_be_added_up_gives_up_the_sketch():
     """2^62 copies leave two bits of each half of a hash, and two such rows overflow their number."""
     for diffs in ([-(2**62), -(2**62)], [-(2**62), 2**62], [-(2**63) + 1, 3], [2**31 + 1, 0]):
-        pieces = side([1], [1], is_desired=True) + side([1], [-1], is_desired=False)
-        assert added(pieces + side([4 << 32 | 4, 8 << 32 | 8], diffs, is_desired=False)) is None
-    found = added(side([1], [1], is_desired=True) + side([1, 2, 3], [-1, -(2**31), -(2**31)], is_desired=False))
+        assert added(side([1], [-1]) + side([4 << 32 | 4, 8 << 32 | 8], diffs)) is None
+    ours, theirs = added(side([1])), added(side([1, 2, 3], [-1, -(2**31), -(2**31)]))
+    assert ours is not None
+    assert theirs is not None
+    found = sketch.differing(ours, theirs)
     assert found is not None
-    assert (found.buckets.column("bucket").to_pylist(), found.net[0]) == ([2, 3], -(2**32))
+    assert (found.numbers.tolist(), found.net[0]) == ([2, 3], -(2**32))
 
 
 # -- whole sinks ---------------------------------------------------------------------------------------------------------
@@ -285,6 +292,25 @@ def test_errors_of_equal_and_of_changed_rows_are_counted(make_target, small_sket
     assert files.event("sketched")["differing"] <= 4
     assert report.updates_written == 4
     assert sum(rows_of(files.target).values()) == 100
+
+
+@pytest.mark.parametrize("value", ["LIST", "PRICE"])
+def test_rows_that_only_spark_can_hash(make_target, small_sketches, monkeypatch, value):
+    """The pieces of many tasks are added up by tasks."""
+    monkeypatch.setattr(sketch, "_COLLECTED_BYTES_MAX", 0)
+    ddl, kind = {"LIST": ("ARRAY<INT>", pa.list_(pa.int32())), "PRICE": ("DECIMAL(20,2)", pa.decimal128(20, 2))}[value]
+    files = Files(make_target("id BIGINT", f"v {ddl}"))
+    for turn in range(3):
+        values = [
+            [turn, None] if value == "LIST" else Decimal(turn),
+            None,
+            *([] if value == "LIST" else Decimal(7) for _ in range(98)),
+        ]
+        table = pa.table({"id": pa.array(range(100)), "v": pa.array(values, kind)})
+        files.put(table.slice(0, 50), table.slice(50))
+        assert files.run().updates_written == (100 if turn == 0 else 2)
+        assert rows_of(files.target) == as_counted(table)
+    assert files.event("sketched")["differing"] <= 2
 
 
 def ids(changed: dict[int, int]) -> pa.Table:

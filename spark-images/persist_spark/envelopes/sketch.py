@@ -28,9 +28,12 @@ from pyspark.sql import functions as F  # noqa: N812 - what every Spark user cal
 
 from persist_spark.columns import SUMS_MODULUS, halves
 from persist_spark.envelopes.collected import is_error
-from persist_spark.envelopes.mirror import hashed
+from persist_spark.envelopes.mirror import WantedRows, both_sides, hashed
+from persist_spark.envelopes.persisted import Persisted
+from persist_spark.envelopes.row_hash import can_hash, row_hashes
 from persist_spark.frames import DIFF, HASH, node_names, planned_bytes
 from persist_spark.memory import give_back_freed_memory
+from persist_spark.partitions import ReadParts
 from persist_spark.session import parallelism_of
 
 #: The numbers of buckets, each a power of two. A task holds 16 bytes for each bucket, and returns as many.
@@ -44,32 +47,49 @@ SKETCHED_BYTES = 8 * MIB
 #: Inputs that are cheap to read twice: columnar files, with filters and expressions that Spark itself evaluates.
 _CHEAP_NODES = frozenset({"LogicalRelation", "Project", "Filter", "Union"})
 _CHEAP_FORMATS = frozenset({"parquet", "orc"})
+#: The bytes of the sums of a bucket, and the most bytes of all tasks that the driver adds up itself.
+_BUCKET_SUMS_BYTES, _COLLECTED_BYTES_MAX = 16, 32 * MIB
 #: A task returns its sums in this number of pieces. Each task that adds them up takes some pieces.
 _PIECES = 16
 #: The greatest size of a diff that a sketch adds up. With greater ones, only few bits of a hash count, and the numbers of rows overflow.
 _DIFF_MAX = 1 << 31
 
 _BUCKET, _ERROR = "bucket", "error"
-#: The counts of a task. For desired rows: their number, the errors among them, and the sums of the lower and the upper halves of their
-#: hashes. For all rows, each times its diff: the number, and the same sums. The number of rows whose diffs are too large to be added up.
-_DESIRED, _NET, _LARGE = ("rows", "errors", "low", "high"), ("net_rows", "net_low", "net_high"), "large_rows"
-_COUNTS = (*_DESIRED, *_NET, _LARGE)
-_COUNTS_DDL = ", ".join(f"{name} bigint" for name in _COUNTS)
-_PIECE_DDL = f"piece bigint, net binary, {_COUNTS_DDL}"
-_ADDED_DDL = f"differing binary, bucket_low bigint, bucket_high bigint, {_COUNTS_DDL}"
+#: What a task counts: the rows, each times its diff, the sums of the lower and the upper halves of their hashes, likewise, the errors, and
+#: the rows whose diffs are too large to be added up.
+_COUNTS = ("rows", "low", "high", "errors", "large_rows")
+_PIECE_DDL = ", ".join(("piece bigint, net binary", *(f"{name} bigint" for name in _COUNTS)))
 _Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Differing:
-    """The buckets in which both sides differ, and what the sketch counted."""
+class Sums:
+    """The sums of one side. Each row counts as often as its diff says."""
 
-    buckets: pa.Table
-    """One column, `bucket`."""
+    net: _Integers
+    """For each bucket, the sums of the lower and of the upper halves of the hashes of its rows: two rows of numbers."""
+    rows: int
+    low: int
+    high: int
+    """The sums of the lower and the upper halves of all hashes, modulo SUMS_MODULUS."""
+    errors: int
+    """How many rows are errors. 0 for the persisted side."""
+
+    @property
+    def wanted(self) -> WantedRows:
+        """What the digest of desired rows is made of."""
+        return WantedRows(self.rows, self.low, self.high, self.errors)
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """The buckets in which both sides differ, and the sums of both."""
+
+    numbers: _Integers
+    """The numbers of the differing buckets, in order."""
     of: int
     """The number of all buckets."""
-    desired: dict[str, int]
-    """What the sketch counted of all desired rows: `rows`, the `errors` among them, and the sums `low` and `high` of their hashes."""
+    desired: Sums
     net: tuple[int, int, int]
     """The number of all desired and persisted rows, each times its diff, and the sums of the halves of their hashes, modulo 2^63. The rows
     in the differing buckets have the same sums.
@@ -90,37 +110,64 @@ def buckets_of(desired: DataFrame) -> int | None:
     return min(BUCKETS_MAX, max(BUCKETS_MIN, 1 << (size_bytes // _BUCKET_BYTES).bit_length()))
 
 
-def differing(desired: DataFrame, persisted: DataFrame, schema: Schema, buckets: int) -> Differing | None:
-    """Compares both sides by a sketch of `buckets`. Both are flat, and `persisted` has the negated DIFF. Runs one job. Returns None when a
-    quarter of the buckets differ, or more, and when a persisted diff is too large (_DIFF_MAX).
-    """
-    error = is_error(schema) if holds_errors(schema) else F.lit(False)  # noqa: FBT003
-    ours = hashed(desired, schema).select(HASH, F.lit(1).cast("bigint").alias(DIFF), error.alias(_ERROR))
-    theirs = hashed(persisted, schema).select(HASH, DIFF)
-    pieces = ours.mapInArrow(SumUp(buckets, is_desired=True), _PIECE_DDL)
-    pieces = pieces.unionAll(theirs.mapInArrow(SumUp(buckets, is_desired=False), _PIECE_DDL))
-    tasks = min(_PIECES, parallelism_of(desired.sparkSession))
-    rows = pieces.repartition(tasks, "piece").mapInArrow(AddUp(buckets), _ADDED_DDL).collect()
-    return _differing(rows, buckets)
+def desired_sums(desired: DataFrame, schema: Schema, buckets: int) -> Sums | None:
+    """The sums of the flat rows `desired`. Runs one job. Returns None when the pieces are not from one reading of the input."""
+    error = [is_error(schema).alias(_ERROR)] if holds_errors(schema) else []
+    hashes = hashed(desired, schema).select(HASH, *error)
+    return _sums(hashes.mapInArrow(SumUp(buckets), _PIECE_DDL), buckets)
 
 
-def _differing(added: Sequence[Mapping[str, Any]], buckets: int) -> Differing | None:
-    """The result of `differing`, from the rows of all AddUp. Returns None also when the pieces are not from one reading of the input."""
-    total = {name: sum(row[name] for row in added) for name in (*_COUNTS, "bucket_low", "bucket_high")}
-    net_low, net_high, low, high = (
-        total[name] % SUMS_MODULUS for name in ("net_low", "net_high", "bucket_low", "bucket_high")
-    )
-    numbers = np.concatenate([np.frombuffer(row["differing"], np.int64) for row in added])
+def persisted_sums(contents: Persisted, buckets: int) -> Sums | None:
+    """The sums of the contents of the shard, with negated diffs. Runs one job. Returns None when a diff is too large (_DIFF_MAX)."""
+    if can_hash(contents.schema):
+        return _sums(contents.read(SumUpParts(contents.parts, SumUp(buckets)), _PIECE_DDL), buckets)
+    hashes = hashed(contents.rows(), contents.schema).select(HASH, DIFF)
+    return _sums(hashes.mapInArrow(SumUp(buckets), _PIECE_DDL), buckets)
+
+
+def _sums(pieces: DataFrame, buckets: int) -> Sums | None:
+    """The sums of one side. Tasks add up the pieces first, if there are too many for the driver."""
+    # Also plans the job of `collect`.
+    tasks = pieces._jdf.queryExecution().toRdd().getNumPartitions()
+    if tasks * buckets * _BUCKET_SUMS_BYTES > _COLLECTED_BYTES_MAX:
+        adding = min(_PIECES, parallelism_of(pieces.sparkSession))
+        pieces = pieces.repartition(adding, "piece").mapInArrow(AddUp(buckets), _PIECE_DDL)
+    return total(pieces.collect(), buckets)
+
+
+def total(pieces: Sequence[Mapping[str, Any]], buckets: int) -> Sums | None:
+    """The sums of one side, from its `pieces`. Returns None when a diff is too large, and when the pieces are not from one reading."""
+    net = np.zeros((_PIECES, 2, buckets // _PIECES), np.int64)
+    for piece in pieces:
+        net[piece["piece"]] += np.frombuffer(piece["net"], np.int64).reshape(net.shape[1:])
+    counts = {name: sum(piece[name] for piece in pieces) for name in _COUNTS}
+    low, high = counts["low"] % SUMS_MODULUS, counts["high"] % SUMS_MODULUS
     # SUBTLE: Spark repeats a task whose executor is lost. Some pieces may then come from its first reading, and others from its second.
-    if total[_LARGE] or (low, high) != (net_low, net_high) or len(numbers) * _DIFFERING_SHARE >= buckets:
+    is_whole = [low, high] == [int(net[:, half].sum()) % SUMS_MODULUS for half in (0, 1)]
+    if counts["large_rows"] or not is_whole:
         return None
-    counted = {name: total[name] for name in _DESIRED}
-    return Differing(pa.table({_BUCKET: numbers}), buckets, counted, (total["net_rows"], net_low, net_high))
+    return Sums(net.swapaxes(0, 1).reshape(2, buckets), counts["rows"], low, high, counts["errors"])
 
 
-def within(both: DataFrame, found: Differing) -> DataFrame:
-    """The rows of `both` sides (`mirror.both_sides`) that are in the differing buckets. Plans only."""
-    buckets = F.broadcast(both.sparkSession.createDataFrame(found.buckets))
+def differing(desired: Sums, persisted: Sums) -> Differing | None:
+    """Compares the sums of both sides. Returns None when a quarter of the buckets differ, or more. Overwrites the sums of `persisted`."""
+    net = np.add(desired.net, persisted.net, out=persisted.net)
+    buckets, numbers = net.shape[1], np.flatnonzero(net.any(axis=0))
+    if len(numbers) * _DIFFERING_SHARE >= buckets:
+        return None
+    low, high = (
+        (ours + theirs) % SUMS_MODULUS
+        for ours, theirs in ((desired.low, persisted.low), (desired.high, persisted.high))
+    )
+    return Differing(numbers, buckets, desired, (desired.rows + persisted.rows, low, high))
+
+
+def within(desired: DataFrame, contents: Persisted, found: Differing) -> DataFrame:
+    """The rows of both sides (`mirror.both_sides`) that are in the differing buckets. Plans only."""
+    schema, parts = contents.schema, contents.parts
+    rows = contents.rows(PartsWithin(parts, found) if can_hash(schema) else None)
+    buckets = F.broadcast(desired.sparkSession.createDataFrame(pa.table({_BUCKET: found.numbers})))
+    both = both_sides(desired, rows, schema)
     return both.join(buckets, F.col(HASH).bitwiseAND(found.of - 1) == F.col(_BUCKET), "left_semi")
 
 
@@ -128,32 +175,61 @@ def within(both: DataFrame, found: Differing) -> DataFrame:
 
 
 class SumUp:
-    """The sums of a partition of one side. Columns: HASH, DIFF, and `error` of desired rows."""
+    """The sums of a partition of one side. Columns: HASH, DIFF if not all diffs are 1, and `error` if rows may be errors."""
 
-    def __init__(self, buckets: int, *, is_desired: bool) -> None:
-        self.buckets, self.is_desired = buckets, is_desired
+    def __init__(self, buckets: int) -> None:
+        self.buckets = buckets
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the pieces of the net sums of the buckets, with the sums of all rows beside the first. Uses 16 bytes a bucket."""
+        """Yields the pieces of the sums of the buckets, with the counts beside the first. Uses 16 bytes a bucket."""
         give_back_freed_memory()
         net = np.zeros((2, self.buckets), np.int64)
         counts = dict.fromkeys(_COUNTS, 0)
         for batch in batches:
-            hashes, diff = batch.column(HASH).to_numpy(), batch.column(DIFF).to_numpy()
+            hashes = batch.column(HASH).to_numpy()
             bucket, (low, high) = hashes & (self.buckets - 1), halves(hashes)
-            if self.is_desired:
-                errors = batch.column(_ERROR).true_count
-                _add(counts, rows=batch.num_rows, errors=errors, low=int(low.sum()), high=int(high.sum()))
-            large = np.abs(diff) > _DIFF_MAX
-            _add(counts, large_rows=int(large.sum()))
-            diff = np.where(large, 0, diff)
-            low, high = low * diff, high * diff
+            rows, large = batch.num_rows, 0
+            if DIFF in batch.schema.names:
+                diff = batch.column(DIFF).to_numpy()
+                is_large = np.abs(diff) > _DIFF_MAX
+                large = int(is_large.sum())
+                diff = np.where(is_large, 0, diff)
+                rows, low, high = int(diff.sum()), low * diff, high * diff
+            errors = batch.column(_ERROR).true_count if _ERROR in batch.schema.names else 0
             np.add.at(net[0], bucket, low)
             np.add.at(net[1], bucket, high)
-            _add(counts, net_rows=int(diff.sum()), net_low=int(low.sum()), net_high=int(high.sum()))
+            _add(counts, rows=rows, low=int(low.sum()), high=int(high.sum()), errors=errors, large_rows=large)
         for number, piece in enumerate(np.split(net, _PIECES, axis=1)):
-            yield _row(counts, piece=number, net=piece.tobytes())
+            yield _piece(number, piece, counts)
             counts = dict.fromkeys(_COUNTS, 0)
+
+
+class SumUpParts:
+    """The sums of groups of parts, without the JVM."""
+
+    def __init__(self, parts: ReadParts, sum_up: SumUp) -> None:
+        self.parts, self.sum_up = parts, sum_up
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the pieces of the sums of the groups with the given numbers."""
+        return self.sum_up(_hashes(rows) for rows in self.parts(batches))
+
+
+class PartsWithin:
+    """The rows of groups of parts that are in differing buckets."""
+
+    def __init__(self, parts: ReadParts, found: Differing) -> None:
+        self.parts, self.of = parts, found.of
+        is_within = np.zeros(found.of, np.bool_)
+        is_within[found.numbers] = True
+        self.bits = np.packbits(is_within).tobytes()
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields these rows of the groups with the given numbers. Uses a byte a bucket."""
+        is_within = np.unpackbits(np.frombuffer(self.bits, np.uint8)).astype(np.bool_)
+        for rows in self.parts(batches):
+            buckets = _hashes(rows).column(HASH).to_numpy() & (self.of - 1)
+            yield rows.filter(pa.array(is_within[buckets]))
 
 
 class AddUp:
@@ -163,26 +239,31 @@ class AddUp:
         self.buckets = buckets
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields one row: the numbers of the differing buckets, and the sums of all others."""
-        shape = 2, self.buckets // _PIECES
-        pieces: dict[int, _Integers] = {}
-        counts = dict.fromkeys(_COUNTS, 0)
+        """Yields one piece of each number in the partition."""
+        pieces: dict[int, tuple[_Integers, dict[str, int]]] = {}
         for row in (row for batch in batches for row in batch.to_pylist()):
-            piece = pieces.setdefault(row["piece"], np.zeros(shape, np.int64))
-            piece += np.frombuffer(row["net"], np.int64).reshape(shape)
+            added = np.frombuffer(row["net"], np.int64).reshape(2, self.buckets // _PIECES)
+            net, counts = pieces.setdefault(row["piece"], (np.zeros_like(added), dict.fromkeys(_COUNTS, 0)))
+            net += added
             _add(counts, **{name: row[name] for name in _COUNTS})
-        differing = [np.flatnonzero(piece.any(axis=0)) + number * shape[1] for number, piece in pieces.items()]
-        low, high = (sum(int(piece[half].sum()) for piece in pieces.values()) % SUMS_MODULUS for half in (0, 1))
-        yield _row(counts, differing=b"".join(each.tobytes() for each in differing), bucket_low=low, bucket_high=high)
+        for number, (net, counts) in pieces.items():
+            yield _piece(number, net, counts)
+
+
+def _hashes(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The hash of each flat row (`mirror.hashed`), and its diff."""
+    names = [name for name in rows.schema.names if name != DIFF]
+    hashes = row_hashes([rows.column(name) for name in names])
+    return pa.RecordBatch.from_pydict({HASH: hashes, DIFF: rows.column(DIFF)})
 
 
 def _add(counts: dict[str, int], **more: int) -> None:
     """Adds `more` to `counts`. The sums of hashes stay below SUMS_MODULUS."""
     for name, value in more.items():
-        counts[name] = (
-            counts[name] + value if name.endswith(("rows", "errors")) else (counts[name] + value) % SUMS_MODULUS
-        )
+        counts[name] += value
+        if name in ("low", "high"):
+            counts[name] %= SUMS_MODULUS
 
 
-def _row(counts: dict[str, int], **more: int | bytes) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([more | counts])
+def _piece(number: int, net: _Integers, counts: dict[str, int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"piece": number, "net": net.tobytes(), **counts}])
