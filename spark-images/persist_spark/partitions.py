@@ -28,7 +28,7 @@ from persist_engine.rows.schema import Schema
 
 from persist_spark.columns import RECORD_ROWS, SUMS_MODULUS, halves, hash_chunks, negated_flat, struct_column
 from persist_spark.failures import carried
-from persist_spark.memory import give_back_freed_memory
+from persist_spark.memory import give_back_freed_memory, keeping_freed_memory
 from persist_spark.resume.noting import Noted, Noting
 from persist_spark.spec import PARALLELISM_MAX
 
@@ -194,8 +194,7 @@ class ReadParts:
         """Yields the updates of the groups with the given numbers, part by part. Memory is one part's bytes and one of its row groups,
         however many runs overlap. The result is not consolidated; `StageCorrections` adds up the diffs of equal rows.
         """
-        give_back_freed_memory()
-        with carrying_errors():
+        with keeping_freed_memory(), carrying_errors():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     for part in self.groups[number]:
