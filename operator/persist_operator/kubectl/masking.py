@@ -32,7 +32,7 @@ _PATTERNS = (
 _NAMED = tuple(re.compile(one, re.IGNORECASE) for one in _PATTERNS)
 #: JSON Web Tokens, tokens of GitHub, GitLab, Slack and Hugging Face, and words after Bearer, Basic, and AUTH of Redis.
 _TOKEN = re.compile(
-    r"\beyJ[\w-]{8,}+(?:\.[\w-]++)++|\b(?:gh[opsur]_|github_pat_|glpat-|xox[abeoprs]-|hf_)[\w-]{8,}+"
+    r"\beyJ[\w-]{8,}+(?:\.[\w-]++)+|\b(?:gh[opsur]_|github_pat_|glpat-|xox[abeoprs]-|hf_)[\w-]{8,}+"
     r"|(?:(?<=\b[Bb]earer )|(?<=\bBasic )|(?<=\bAUTH ))[^\s\"',;]++"
 )
 #: Before the `@` of jdbc:oracle:thin:user/password@host, which has no `//`.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import random
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -115,3 +117,37 @@ def test_regression_a_file_may_end_with_an_instant_that_python_has_not(tmp_path)
         each for each in batches_of([str(path)], None, parse_ddl("x TIMESTAMP"), lambda *_: None) if each.num_rows
     ]
     assert table.column("x").cast(pa.int64()).to_pylist() == [-62_167_219_200_000_000]
+
+
+def test_whole_records_end_at_the_last_line_end_outside_of_quotes():
+    """The pattern against a plain scanner, on random texts of the characters that matter."""
+    rng = random.Random(1)
+    for _ in range(20_000):
+        text = "".join(rng.choice('a",\n\r') for _ in range(rng.randrange(14)))
+        found = files._WHOLE_RECORDS.match(text.encode())
+        assert found is not None
+        assert found.end() == whole_records(text), text
+
+
+def whole_records(text):
+    """Where the last record with a line end ends. A carriage return at the end may be half of a line end."""
+    at, end, begins = 0, 0, True
+    while at < len(text):
+        if begins and text[at] == '"':
+            at = closing_quote(text, at + 1) + 1
+            begins = False
+            continue
+        line_end = re.compile(r"\r\n|\n|\r(?!\Z)").match(text, at)
+        begins = line_end is not None or text[at] == ","
+        at = at + 1 if line_end is None else line_end.end()
+        end = end if line_end is None else at
+    return end
+
+
+def closing_quote(text, at):
+    """The end of the quotes before `at`, or of the text. Two quotes stand for one."""
+    while at < len(text):
+        if text[at] == '"' and text[at + 1 : at + 2] != '"':
+            return at
+        at += 2 if text[at] == '"' else 1
+    return at

@@ -45,9 +45,10 @@ _EXACT = pa.decimal256(76, 38)
 #: JSON is read in blocks of whole lines of about this size.
 JSON_BLOCK_BYTES = 16 << 20
 #: A field as Arrow reads it: it is quoted if it begins with a quote, and two quotes within it stand for one. A carriage return at the end
-#: of the data may be half of a line end.
-_FIELD = rb'(?:"[^"]*+(?:""[^"]*+)*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+)?+'
-_WHOLE_RECORDS = re.compile(rb"(?:(?:" + _FIELD + rb",)*+" + _FIELD + rb"(?:\r\n|\n|\r(?!\Z)))*+")
+#: of the data may be half of a line end. SUBTLE: the groups are atomic and not possessive, because in Python before 3.11.5 a possessive
+#: group keeps what the repetition that failed had matched (https://github.com/python/cpython/issues/106052).
+_FIELD = rb'(?>(?:"[^"]*+(?>(?:""[^"]*+)*)"[^,\r\n]*+|[^",\r\n][^,\r\n]*+)?)'
+_WHOLE_RECORDS = re.compile(rb"(?>(?:(?>(?:" + _FIELD + rb",)*)" + _FIELD + rb"(?:\r\n|\n|\r(?!\Z)))*)")
 #: A line that is null, or that ends with null after an object. Arrow turns the null into a row of nulls.
 _NULL_LINE = re.compile(rb"(?:^|\})[ \t]*null[ \t\r]*$", re.MULTILINE)
 _UNCLOSED = "is not csv that the table accepts: it ends within quotes that nothing closes; it was cut off, or a quote is missing"
