@@ -119,6 +119,18 @@ def test_regression_a_file_may_end_with_an_instant_that_python_has_not(tmp_path)
     assert table.column("x").cast(pa.int64()).to_pylist() == [-62_167_219_200_000_000]
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_regression_the_last_line_of_a_file_needs_no_end(tmp_path, end):
+    """Arrow took an empty last cell for quoted, after a cell in quotes, and called a file that has only names empty."""
+    path = tmp_path / "rows.csv"
+    path.write_text(f'name,note,n\n"x",a,{end}')
+    assert read(path, "name STRING, note STRING, n BIGINT") == [{"name": "x", "note": "a", "n": None}]
+    path.write_text(f'name,note\n"x",{end}')
+    assert read(path, "name STRING, note STRING") == [{"name": "x", "note": None}]
+    path.write_text(f"\ufeffname,note{end}")
+    assert read(path, "name STRING, note STRING") == []
+
+
 def test_whole_records_end_at_the_last_line_end_outside_of_quotes():
     """The pattern against a plain scanner, on random texts of the characters that matter."""
     rng = random.Random(1)
