@@ -7,7 +7,7 @@ and no shards. Vectorised over the rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
@@ -169,7 +169,7 @@ class Columns:
                 continue
             values = table.column(field.name)
             try:
-                if holds_nanoseconds(values.type) and _holds_instants(field.type):
+                if holds_nanoseconds(values.type) and holds(field.type, pa.types.is_timestamp):
                     values = _in_microseconds(values, coerce)
                 values = converted(values, field.type)
             except KeyProblem as error:
@@ -274,17 +274,18 @@ def checked_coerce(coerce: Coerce | None) -> Coerce | None:
 
 def holds_nanoseconds(kind: pa.DataType) -> bool:
     """Whether the type contains instants in nanoseconds."""
-    return _holds_instants(kind, unit="ns")
+    return holds(kind, lambda each: pa.types.is_timestamp(each) and each.unit == "ns")
 
 
-def _holds_instants(kind: pa.DataType, unit: str | None = None) -> bool:
-    if pa.types.is_timestamp(kind):
-        return unit in {None, kind.unit}
+def holds(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
+    """Whether `wanted` is true of a type that is not nested, in `kind` at any depth."""
     if pa.types.is_dictionary(kind):
-        return _holds_instants(kind.value_type, unit)
+        return holds(kind.value_type, wanted)
     if is_any_list(kind):
-        return _holds_instants(values_type(kind), unit)
-    return pa.types.is_struct(kind) and any(_holds_instants(field.type, unit) for field in kind)
+        return holds(values_type(kind), wanted)
+    if pa.types.is_struct(kind):
+        return any(holds(field.type, wanted) for field in kind)
+    return wanted(kind)
 
 
 def _in_microseconds(values: pa.ChunkedArray, coerce: Coerce | None) -> pa.ChunkedArray:

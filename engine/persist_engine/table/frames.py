@@ -6,7 +6,8 @@ the methods of its objects. columns.py decides which columns a table takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AnySet
 from datetime import datetime
 from decimal import Decimal
 from itertools import chain
@@ -17,9 +18,11 @@ import pyarrow as pa
 
 from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.base.wording import sized
+from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import holds_maps
+from persist_engine.rows.nested.layout import is_any_list, values_type
 from persist_engine.rows.nested.values import array_of
-from persist_engine.table.columns import Coerce, Columns
+from persist_engine.table.columns import Coerce, Columns, converted, holds
 
 Frame = Any
 """A pandas or polars DataFrame, a pyarrow Table, RecordBatch or RecordBatchReader, a DuckDB relation or anything else with
@@ -137,7 +140,7 @@ def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:
         pieces = list(tables_of(frame, pa.schema([]) if wanted is None else wanted))
         return pa.concat_tables(pieces, promote_options="default") if pieces else table_of([], wanted)
     if hasattr(frame, "__arrow_c_stream__"):
-        return pa.table(frame)
+        return _stream_of(frame).read_all()
     if hasattr(frame, "__arrow_c_array__"):
         return pa.Table.from_batches([pa.record_batch(frame)])
     raise InvalidUsage(f"the rows are a {type(frame).__name__}; they must be {_WANTED}{_hint(frame)}")
@@ -150,12 +153,29 @@ def streamed(frame: Frame) -> pa.RecordBatchReader | Iterator[pa.Table] | None:
     is_held = isinstance(frame, pa.Table | pa.RecordBatch) or _is_pandas(frame) or hasattr(frame, "__len__")
     if is_held or not hasattr(frame, "__arrow_c_stream__"):
         return None
-    return pa.RecordBatchReader.from_stream(frame)
+    return _stream_of(frame)
+
+
+def _stream_of(frame: Any) -> pa.RecordBatchReader:
+    """The stream that an object exports. Raises InvalidUsage for one that is not a stream of rows of types that Arrow has."""
+    # polars exports objects as the addresses that they have in memory, and Arrow cannot tell these from bytes.
+    kinds = getattr(frame, "schema", None) if type(frame).__module__.partition(".")[0] == "polars" else None
+    objects = [name for name, kind in kinds.items() if str(kind) == "Object"] if isinstance(kinds, Mapping) else []
+    if objects:
+        raise SchemaMismatch(f"columns {', '.join(objects)} hold Python objects: cast them, or pass a list of dicts")
+    try:
+        return pa.RecordBatchReader.from_stream(frame)
+    except pa.ArrowInvalid as error:
+        raise InvalidUsage(
+            f"the rows are a {type(frame).__name__} that Arrow cannot read: {_first_line(error)}"
+        ) from error
 
 
 def _is_pandas(frame: Frame) -> bool:
-    kind = type(frame)
-    return kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas"
+    """Whether it is a DataFrame of pandas, or of a class derived from it."""
+    return any(
+        kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas" for kind in type(frame).mro()
+    )
 
 
 def _from_pandas(frame: Frame, wanted: pa.Schema | None) -> pa.Table:
@@ -164,6 +184,11 @@ def _from_pandas(frame: Frame, wanted: pa.Schema | None) -> pa.Table:
     """
     maps = [] if wanted is None else [field.name for field in wanted if holds_maps(field.type)]
     if any(name is not None for name in frame.index.names):
+        twice = [str(name) for name in frame.index.names if name is not None and name in frame.columns]
+        if twice:
+            raise SchemaMismatch(
+                f"{', '.join(twice)} names a level of the index and a column: drop one, as in reset_index(drop=True)"
+            )
         frame = frame.reset_index()
     bad = [str(name) for name in frame.columns if not isinstance(name, str)]
     if bad:
@@ -176,7 +201,10 @@ def _from_pandas(frame: Frame, wanted: pa.Schema | None) -> pa.Table:
     for name in frame.columns:
         try:
             kind = wanted.field(name).type if wanted is not None and name in maps else None
-            arrays.append(pa.array(frame[name], kind, from_pandas=True))
+            found = pa.array(frame[name], kind, from_pandas=True)
+            if _holds_objects(frame[name]):
+                _check_times(frame[name].tolist(), found.type)
+            arrays.append(found)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             problems.append(f"{name}: {_why(error, frame[name].tolist())}")
     if problems:
@@ -222,7 +250,7 @@ def _array(name: str, values: Any, kind: pa.DataType | None) -> pa.Array | pa.Ch
     """
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
-    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+    if isinstance(values, str | bytes | Mapping | AnySet) or not hasattr(values, "__len__"):
         raise TypeError(f"it is a {type(values).__name__}, not a list of values")
     objects = set(map(type, values)) - {type(None)} if isinstance(values, Sequence) else set()
     if kind is not None and pa.types.is_decimal(kind) and objects:
@@ -232,13 +260,22 @@ def _array(name: str, values: Any, kind: pa.DataType | None) -> pa.Array | pa.Ch
         if not has_floats:
             return pa.array(values, kind)
     if kind is not None and pa.types.is_nested(kind):
-        return array_of(name, list(values), kind, may_lack=True)
+        return array_of(name, list(values), kind, may_lack=True, leaf=_leaf)
     found = pa.array(values)
     if pa.types.is_date32(found.type) and kind is not None and pa.types.is_timestamp(kind):
         raise TypeError("dates are no times of day")
-    if pa.types.is_timestamp(found.type) and objects:
-        _check_instants(values)
+    if objects or _holds_objects(values):
+        _check_times(values, found.type)
     return found
+
+
+def _leaf(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values within structs, lists and maps, converted by the rules for columns."""
+    found = _array("", values, kind)
+    try:
+        return converted(pa.chunked_array([found]), kind).combine_chunks()
+    except TypeError as error:
+        raise TypeError(f"the values are {print_type(found.type)}: {error}") from error
 
 
 def _exact(value: Any) -> Any:
@@ -246,15 +283,40 @@ def _exact(value: Any) -> Any:
     return Decimal(float.__repr__(value)) if isinstance(value, float) and isfinite(value) else value
 
 
-def _check_instants(values: Sequence[Any]) -> None:
-    """Raises TypeError for values that Arrow would misread: with times of both kinds, it takes those without a zone for UTC, and it drops
-    nanoseconds.
+def _holds_objects(values: Any) -> bool:
+    """Whether it is an array of numpy or pandas with Python objects."""
+    return getattr(getattr(values, "dtype", None), "kind", None) == "O"
+
+
+def _check_times(values: Iterable[Any], kind: pa.DataType) -> None:
+    """Raises TypeError for values that Arrow misread as `kind`, at any depth. It takes the type from the first value. With times of both
+    kinds, it takes those without a zone for UTC. It drops nanoseconds, and the time of day among dates.
     """
-    times = [value for value in values if isinstance(value, datetime)]
+    if not holds(kind, pa.types.is_temporal):
+        return
+    if pa.types.is_struct(kind):
+        rows = [value for value in values if isinstance(value, Mapping)]
+        for field in kind:
+            _check_times([row.get(field.name) for row in rows], field.type)
+        return
+    if is_any_list(kind):
+        lists = [value for value in values if hasattr(value, "__len__")]
+        if pa.types.is_map(kind):
+            pairs = [pair for value in lists for pair in (value.items() if isinstance(value, Mapping) else value)]
+            _check_times([key for key, _ in pairs], kind.key_type)
+            _check_times([item for _, item in pairs], kind.item_type)
+        else:
+            _check_times(list(chain.from_iterable(lists)), values_type(kind))
+        return
+    times = [value for value in values if isinstance(value, datetime) and value.year > 0]  # NaT has no year
+    if pa.types.is_date(kind) and times:
+        raise TypeError("some of its values are dates, and some have a time of day: give all of them the same kind")
     if len({value.tzinfo is None for value in times}) > 1:
         raise TypeError("some of its times have a zone, and some have none: give all of them one")
     if any(getattr(value, "nanosecond", 0) for value in times):
-        raise TypeError("some of its times have nanoseconds that are no whole microseconds")
+        raise TypeError(
+            "some of its times have nanoseconds that are no whole microseconds: round them, as in time.floor('us')"
+        )
 
 
 def _why(error: Exception, values: Any) -> str:

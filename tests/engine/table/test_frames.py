@@ -60,6 +60,16 @@ ZONED, PLAIN = dt.datetime(2020, 1, 1, tzinfo=dt.UTC), dt.datetime(2020, 1, 1)
         ("TIMESTAMP", [ZONED, PLAIN], "v: some of its times have a zone, and some have none"),
         ("TIMESTAMP_NTZ", [PLAIN, ZONED], "v: some of its times have a zone, and some have none"),
         ("TIMESTAMP", [pd.Timestamp(1, tz="UTC")], "v: some of its times have nanoseconds"),
+        ("DATE", [PLAIN.date(), PLAIN], "v: some of its values are dates, and some have a time of day"),
+        ("ARRAY<TIMESTAMP>", [[ZONED, PLAIN]], r"v\[\].*: some of its times have a zone, and some have none"),
+        ("ARRAY<TIMESTAMP>", [[PLAIN]], r"v\[\].*: its times have no zone"),
+        ("ARRAY<BIGINT>", [[0.5]], r"v\[\] does not fit BIGINT"),
+        ("STRUCT<a: TIMESTAMP>", [{"a": PLAIN}], "v.a does not fit TIMESTAMP: .*: its times have no zone"),
+        ("STRUCT<a: TIMESTAMP>", [{"a": pd.Timestamp(1, tz="UTC")}], "v.a .*: some of its times have nanoseconds"),
+        ("STRUCT<a: FLOAT>", [{"a": 0.1}], "v.a does not fit FLOAT: 0.1 would change"),
+        ("MAP<STRING, TIMESTAMP>", [{"a": PLAIN}], r"v\[\].value does not fit TIMESTAMP: .*: its times have no zone"),
+        ("BIGINT", {0: 7}, "v: it is a dict, not a list of values"),
+        ("BIGINT", {7}, "v: it is a set, not a list of values"),
         ("DATE", pd.Series([pd.Timestamp("2020-01-01")]), r"v is .*: take the dates of its times, as in df\['at'\].dt.date"),
     ],
 )  # fmt: skip
@@ -68,6 +78,73 @@ def test_values_that_would_change_are_refused(db, kind, values, text):
     with pytest.raises(SchemaMismatch, match=f"table t: {text}"):
         table.append({"id": list(range(len(values))), "v": values})
     assert table.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "text"),
+    [
+        ("TIMESTAMP", [ZONED, PLAIN], "some of its times have a zone, and some have none"),
+        ("TIMESTAMP_NTZ", [pd.NaT, PLAIN, ZONED], "some of its times have a zone, and some have none"),
+        ("TIMESTAMP", [pd.Timestamp(1, tz="UTC"), ZONED], "some of its times have nanoseconds"),
+        ("DATE", [PLAIN.date(), PLAIN], "some of its values are dates, and some have a time of day"),
+        ("ARRAY<DATE>", [[PLAIN.date(), PLAIN]], "some of its values are dates, and some have a time of day"),
+        ("STRUCT<a: TIMESTAMP>", [{"a": ZONED}, None, {"a": PLAIN}], "some of its times have a zone"),
+        ("MAP<STRING, TIMESTAMP>", [{"a": pd.Timestamp(1, tz="UTC")}], "some of its times have nanoseconds"),
+        ("MAP<DATE, STRING>", [[(PLAIN.date(), "x"), (PLAIN, "y")]], "some of its values are dates"),
+    ],
+)
+def test_regression_objects_of_pandas_that_arrow_misreads_are_refused(db, kind, values, text):
+    table = db.create("t", key="id BIGINT", value=f"v {kind}")
+    objects = pd.Series(values, dtype=object)
+    with pytest.raises(SchemaMismatch, match=f"table t: v: {text}"):
+        table.append(pd.DataFrame({"id": range(len(values)), "v": objects}))
+    if "<" not in kind and pd.NaT not in values:
+        with pytest.raises(SchemaMismatch, match=f"table t: v: {text}"):
+            table.append({"id": range(len(values)), "v": objects.to_numpy()})
+    assert table.count() == 0
+
+
+def test_values_within_others_are_converted_as_in_columns(db):
+    table = db.create("t", key="id BIGINT", value="v STRUCT<n: BIGINT, d: ARRAY<DECIMAL(10,2)>, at: TIMESTAMP>")
+    table.append([{"id": 1, "v": {"n": 2.0, "d": [0.1, D(1), None], "at": ZONED}}, {"id": 2, "v": None}])
+    assert table.to_pylist() == [
+        {"id": 1, "v": {"n": 2, "d": [D("0.1"), D(1), None], "at": ZONED}},
+        {"id": 2, "v": None},
+    ]
+
+
+class DerivedFrame(pd.DataFrame):
+    """As of geopandas."""
+
+
+def test_regression_frames_of_derived_classes_are_frames_of_pandas(db):
+    """The labels of their rows counted as a column."""
+    table = db.create("t", key="id BIGINT", value="x DOUBLE, at TIMESTAMP")
+    times = pd.Series([pd.NaT, ZONED], dtype=object, index=["a", "b"])
+    table.append(DerivedFrame({"id": [1, 2], "x": [1.5, NAN], "at": times}, index=["a", "b"]))
+    assert table.to_pylist() == [{"id": 1, "x": 1.5, "at": None}, {"id": 2, "x": None, "at": ZONED}]
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (
+            pd.DataFrame({"id": [1], "v": [2]}, index=pd.Index([5], name="id")),
+            "id names a level of the index and a column",
+        ),
+        (pl.DataFrame({"id": [1], "v": [object()]}), "columns v hold Python objects"),
+        (
+            pl.DataFrame({"id": [1], "v": [1]}, schema={"id": pl.Int64, "v": pl.Int128}),
+            "a DataFrame that Arrow cannot read",
+        ),
+        (pl.Series("id", [1]), "a Series that Arrow cannot read"),
+    ],
+)
+def test_regression_frames_that_arrow_cannot_read_are_refused(db, frame, text):
+    """Those of polars with objects were read as the addresses of the objects in memory."""
+    table = db.create("t", key="id BIGINT", value="v BINARY")
+    with pytest.raises(InvalidUsage, match=f"table t: .*{text}"):
+        table.append(frame)
 
 
 def test_a_table_like_a_frame_holds_its_decimals(db):

@@ -5,10 +5,10 @@ Python values, for messages and for people.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,30 +19,37 @@ from persist_engine.rows.columns import empty_struct
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.layout import is_list, values_type
 
+Leaf: TypeAlias = Callable[[Sequence[Any], pa.DataType], pa.Array]
+"""Converts values to a type that is not nested. Raises Arrow's errors and TypeError for what does not fit."""
 
-def array_of(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lack: bool = False) -> pa.Array:
-    """`values` as an array of type `kind`. With `may_lack`, a field that a dict lacks is null. Raises SchemaMismatch, which names what does
-    not fit.
+
+def array_of(
+    path: str, values: Sequence[Any], kind: pa.DataType, *, may_lack: bool = False, leaf: Leaf | None = None
+) -> pa.Array:
+    """`values` as an array of type `kind`. With `may_lack`, a field that a dict lacks is null. `leaf` converts the values at the end of
+    each path; by default, `leaf_array` does. Raises SchemaMismatch, which names what does not fit.
     """
     if pa.types.is_struct(kind):
-        return struct_array(path, values, kind, may_lack=may_lack)
+        return struct_array(path, values, kind, may_lack=may_lack, leaf=leaf)
     if is_list(kind):
-        return _list_array(path, values, kind, may_lack=may_lack)
+        return _list_array(path, values, kind, may_lack=may_lack, leaf=leaf)
     try:
-        return leaf_array(values, kind)
+        return (leaf or leaf_array)(values, kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise SchemaMismatch(f"{path} does not fit {print_type(kind)}: {error}") from error
 
 
 def leaf_array(values: Sequence[Any], target: pa.DataType) -> pa.Array:
     """`values` as an array of type `target`. Raises Arrow's own errors. Raises TypeError where Arrow would silently truncate (fractions of
-    numbers, the time of day of dates, zones of instants), and OverflowError where Arrow would make a number infinite.
+    numbers, the time of day of dates, zones and nanoseconds of instants), and OverflowError where Arrow would make a number infinite.
     """
     if not (pa.types.is_integer(target) or pa.types.is_floating(target) or pa.types.is_temporal(target)):
         return pa.array(values, target)  # Arrow checks these types strictly
     given = pa.array(values)
     if pa.types.is_temporal(target) and _would_cut(values, target):
         raise TypeError("some of the values have a time of day, or a zone, and some do not")
+    if pa.types.is_temporal(target) and any(getattr(value, "nanosecond", 0) for value in values):
+        raise TypeError("some of the values have nanoseconds that are no whole microseconds")
     if given.type == target:
         return given
     if pa.types.is_integer(given.type):
@@ -68,7 +75,9 @@ def _would_cut(values: Sequence[Any], target: pa.DataType) -> bool:
     return target.tz is None and any(isinstance(value, datetime) and value.tzinfo is not None for value in values)
 
 
-def struct_array(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lack: bool = False) -> pa.Array:
+def struct_array(
+    path: str, values: Sequence[Any], kind: pa.DataType, *, may_lack: bool = False, leaf: Leaf | None = None
+) -> pa.Array:
     """A struct array from tuples (in field order) or dicts (by name). None is null. The value of a struct without fields is ()."""
     if kind.num_fields == 0:
         if any(values):
@@ -78,7 +87,7 @@ def struct_array(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lac
     absent = [value is None for value in values]
     split = _columns_of(path, values, [field.name for field in fields], may_lack=may_lack)
     columns = [
-        array_of(f"{path}.{field.name}", column, field.type, may_lack=may_lack)
+        array_of(f"{path}.{field.name}", column, field.type, may_lack=may_lack, leaf=leaf)
         for field, column in zip(fields, split, strict=True)
     ]
     return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(absent) if any(absent) else None)
@@ -132,13 +141,13 @@ def python_value(scalar: pa.Scalar) -> Any:
         return f"<value out of range: {scalar.value}>"  # not Arrow's own text, which shows a wrong year
 
 
-def _list_array(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lack: bool) -> pa.Array:
+def _list_array(path: str, values: Sequence[Any], kind: pa.DataType, *, may_lack: bool, leaf: Leaf | None) -> pa.Array:
     is_map = pa.types.is_map(kind)
     rows = [_elements(path, value, is_map=is_map) for value in values]
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int32)
     absent = [value is None for value in values]
     valid = pa.py_buffer(np.packbits(np.logical_not(absent), bitorder="little")) if any(absent) else None
-    within = array_of(f"{path}[]", list(chain.from_iterable(rows)), values_type(kind), may_lack=may_lack)
+    within = array_of(f"{path}[]", list(chain.from_iterable(rows)), values_type(kind), may_lack=may_lack, leaf=leaf)
     if is_map and within.field(0).null_count:
         raise SchemaMismatch(f"{path}: a map has a key that is null")
     return pa.Array.from_buffers(kind, len(rows), [valid, pa.py_buffer(offsets)], children=[within])
