@@ -81,8 +81,8 @@ _ALIASES: dict[str, Op] = {**{op: op for op in get_args(Op)}, "==": "=", "<>": "
 
 def from_tuples(terms: Sequence[Any]) -> Predicate:
     """The predicate of `[(column, op, value), ...]`, which is a conjunction, or of a list of these lists, which is a disjunction of
-    conjunctions. Operators are those of Compare, `in`, `like`, `not in` and `not like`. Raises InvalidUsage, which names what has another
-    shape.
+    conjunctions. Operators are those of Compare, `in`, `like`, `not in` and `not like`. A value may be numpy's. Raises InvalidUsage, which
+    names what has another shape.
     """
     if not isinstance(terms, list | tuple) or not terms:
         raise InvalidUsage("a filter is a list of (column, operator, value), or a list of such lists; it is not empty")
@@ -98,7 +98,7 @@ def _from_tuple(term: Any) -> Predicate:
     if op in ("in", "not in"):
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):
             raise InvalidUsage(f"filter on {column}: {op} takes a list of values, not {value!r}", column=column)
-        within = In(column, tuple(value))
+        within = In(column, tuple(map(_plain, value)))
         return within if op == "in" else Not(within)
     if op in ("like", "not like"):
         if not isinstance(value, str):
@@ -108,7 +108,13 @@ def _from_tuple(term: Any) -> Predicate:
     if op not in _ALIASES:
         known = ", ".join((*_ALIASES, "in", "not in", "like", "not like"))
         raise InvalidUsage(f"filter on {column}: {op!r} is none of {known}", column=column)
-    return Compare(column, _ALIASES[op], value)
+    return Compare(column, _ALIASES[op], _plain(value))
+
+
+def _plain(value: Any) -> Any:
+    """A number or a truth value of numpy, such as `df["id"].max()`, as Python's; anything else as it is."""
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    return value.item() if kind in {"b", "i", "u", "f"} and value.shape == () else value
 
 
 def to_json(predicate: Predicate) -> dict[str, Any]:

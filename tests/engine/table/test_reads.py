@@ -99,6 +99,8 @@ def test_the_first_rows_need_few_parts(tmp_path):
     [
         "name = 'a' OR id = 1",
         [[("name", "=", "a")], [("id", "=", 1)]],
+        [[("name", "=", np.str_("a"))], [("id", "=", np.int64(1))]],
+        [("id", "in", np.array([0, 1, 3, 6, 9], np.uint8)), ("id", "<", np.float32(9.5))],
         (pc.field("name") == "a") | (pc.field("id") == 1),
         pc.is_in(pc.field("id"), pa.array([0, 1, 3, 6, 9])),
     ],
