@@ -37,6 +37,8 @@ Kind = Literal["insert", "update", "delete"]
 #: How often a feed that follows checks whether it was closed. A commit wakes it sooner.
 POLL_S = 0.25
 _KINDS = ("insert", "update", "delete")
+#: The columns of changes that are no columns of the key.
+_TAKEN = ("_change", "_time", "_before", "_after")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -89,13 +91,15 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
 
     @property
     def schema(self) -> pa.Schema:
-        """`_change`, `_time`, the columns of the key, and the rows `_before` and `_after`, which are null if there is no such row.
+        """`_change`, `_time`, the columns of the key, and the rows `_before` and `_after`, which are null if there is no such row. A column
+        of the key that has one of these names is `key.<name>`.
 
         >>> orders.changes("start").schema.names
         ['_change', '_time', 'id', '_before', '_after']
         """
         row = pa.struct(list(self._columns.arrow))
-        key = [self._columns.arrow.field(name) for name in self._columns.key]
+        fields = [self._columns.arrow.field(name) for name in self._columns.key]
+        key = [field.with_name(f"key.{field.name}") if field.name in _TAKEN else field for field in fields]
         return pa.schema(
             [
                 pa.field("_change", pa.string()),
@@ -150,9 +154,8 @@ class ChangeFeed(Bound, elsewhere="in another process, connect again and ask for
     def __iter__(self) -> Iterator[Change]:
         """The changes, one by one. A loop that ends early releases everything."""
         for batch in self.to_batches():
-            names = ("_change", "_time", "_before", "_after")
             with of_table(self._name):
-                columns = [python_column(name, batch.column(name)) for name in names]
+                columns = [python_column(name, batch.column(name)) for name in _TAKEN]
             for kind, time, before, after in zip(*columns, strict=True):
                 if self._closed.is_set():
                     return

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AnySet
+from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from itertools import chain
 from math import isfinite
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
@@ -33,6 +35,8 @@ W = TypeVar("W")
 #: The limit on the rows of an upsert, which compares its rows with each other in memory. A longer stream is refused before it fills the
 #: memory.
 UPSERT_BYTES_MAX = 1 << 30
+#: The streams of callers that a call began to read, by their ids.
+_BEGUN: WeakValueDictionary[int, Iterable[Any]] = WeakValueDictionary()
 _WANTED = (
     "a DataFrame of pandas or polars, a pyarrow Table, RecordBatch or RecordBatchReader, anything with __arrow_c_stream__, "
     "an iterator of pyarrow Tables, a list of dicts, or a dict of lists"
@@ -43,8 +47,9 @@ def tables_of(frame: Frame, wanted: pa.Schema) -> Iterator[pa.Table]:
     """The rows of `frame` as Arrow tables; of a stream, one batch at a time. Yields at least one table, possibly without rows, which shows
     the columns.
 
-    Python values get the type of the column of the same name in `wanted`. Raises InvalidUsage if `frame` is not a frame. Raises
-    SchemaMismatch, which names the columns, if their values have no common type, or not the wanted one. Passes errors of a stream through.
+    Python values get the type of the column of the same name in `wanted`. Raises InvalidUsage if `frame` is not a frame, and for a
+    stream that an earlier call began to read: it gives its rows once. Raises SchemaMismatch, which names the columns, if their values have
+    no common type, or not the wanted one. Passes errors of a stream through.
     """
     stream = streamed(frame)
     if stream is None:
@@ -52,6 +57,7 @@ def tables_of(frame: Frame, wanted: pa.Schema) -> Iterator[pa.Table]:
         return
     if isinstance(stream, pa.RecordBatchReader):
         yield stream.schema.empty_table()
+    _begin(stream)
     for piece in stream:
         if not isinstance(piece, pa.Table | pa.RecordBatch):
             raise InvalidUsage(
@@ -117,7 +123,10 @@ def held(frame: Frame, wanted: pa.Schema) -> pa.Table:
                 "pieces, one call for each, or use overwrite or append, which hold one batch"
             )
         pieces.append(piece)
-    return pa.concat_tables(pieces, promote_options="default") if pieces else wanted.empty_table()
+    try:
+        return pa.concat_tables(pieces, promote_options="default") if pieces else wanted.empty_table()
+    except pa.ArrowTypeError as error:
+        raise SchemaMismatch(f"the tables of the iterator differ: {_first_line(error)}") from error
 
 
 def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:
@@ -136,9 +145,6 @@ def table_of(frame: Frame, wanted: pa.Schema | None = None) -> pa.Table:
         and all(isinstance(row, Mapping) for row in frame)
     ):
         return _from_dicts(frame, wanted)
-    if isinstance(frame, Iterator) and not isinstance(frame, pa.RecordBatchReader):
-        pieces = list(tables_of(frame, pa.schema([]) if wanted is None else wanted))
-        return pa.concat_tables(pieces, promote_options="default") if pieces else table_of([], wanted)
     if hasattr(frame, "__arrow_c_stream__"):
         return _stream_of(frame).read_all()
     if hasattr(frame, "__arrow_c_array__"):
@@ -154,6 +160,16 @@ def streamed(frame: Frame) -> pa.RecordBatchReader | Iterator[pa.Table] | None:
     if is_held or not hasattr(frame, "__arrow_c_stream__"):
         return None
     return _stream_of(frame)
+
+
+def _begin(stream: Iterable[Any]) -> None:
+    """Notes that a call reads `stream`. Raises InvalidUsage if an earlier call began to: the rows that it read would be missing."""
+    if _BEGUN.get(id(stream)) is stream:
+        raise InvalidUsage(
+            f"the rows are a {type(stream).__name__} that an earlier call has read, and it gives its rows once: make it anew"
+        )
+    with suppress(TypeError):  # iterators of lists, and a few others, have no weak references
+        _BEGUN[id(stream)] = stream
 
 
 def _stream_of(frame: Any) -> pa.RecordBatchReader:
@@ -204,7 +220,9 @@ def _from_pandas(frame: Frame, wanted: pa.Schema | None) -> pa.Table:
             found = pa.array(frame[name], kind, from_pandas=True)
             if _holds_objects(frame[name]):
                 _check_times(frame[name].tolist(), found.type)
-            arrays.append(found)
+            # A column without a value holds NaN, whatever it would hold.
+            is_unknown = wanted is not None and pa.types.is_floating(found.type) and found.null_count == len(found)
+            arrays.append(pa.nulls(len(found)) if is_unknown else found)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             problems.append(f"{name}: {_why(error, frame[name].tolist())}")
     if problems:

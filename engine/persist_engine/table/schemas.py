@@ -15,7 +15,7 @@ from persist_engine.rows.ddl import parse_ddl
 from persist_engine.rows.nested.layout import is_any_list, list_of, map_of
 from persist_engine.rows.schema import HELD_AS, Schema
 from persist_engine.table.columns import NANOSECONDS_HINT, Coerce, Columns, holds_nanoseconds
-from persist_engine.table.frames import Frame, table_of
+from persist_engine.table.frames import Frame, streamed, table_of
 
 Fields: TypeAlias = str | pa.Schema
 """Columns with their types: DDL such as `id BIGINT, name STRING`, or a pyarrow schema."""
@@ -32,12 +32,12 @@ def declared(key: Fields, value: Fields) -> Schema:
 def inferred(like: Frame | pa.Schema, key: str | Sequence[str], coerce: Coerce | None = None) -> Schema:
     """The schema of a frame, or of a pyarrow schema, with the columns `key` as the key. A type that no table holds becomes the next type
     that holds its values: large text, views and dictionaries become text, unsigned numbers wider ones, instants of coarser units
-    microseconds and, with `coerce`, so do nanoseconds.
+    microseconds and, with `coerce`, so do nanoseconds. Reads no rows of a stream.
 
     Raises InvalidUsage, which names a column of the key that does not exist, and a column of any other type.
     """
     names = [name.strip() for name in key.split(",")] if isinstance(key, str) else list(key)
-    schema = like if isinstance(like, pa.Schema) else table_of(like).schema
+    schema = like if isinstance(like, pa.Schema) else _shown(like)
     missing = [str(name) for name in names if name not in schema.names] or [
         str(each) for each in names if names.count(each) > 1
     ]
@@ -76,6 +76,18 @@ def altered(schema: Schema, *, add: Fields | None, widen: Mapping[str, str] | No
             columns.places[name].removeprefix("val.")
         )
     return Schema(schema.key, pa.schema(list(val.values())))
+
+
+def _shown(like: Frame) -> pa.Schema:
+    """The columns of a frame; of a stream, without reading its rows."""
+    stream = streamed(like)
+    if stream is None:
+        return table_of(like).schema
+    if not isinstance(stream, pa.RecordBatchReader):
+        raise InvalidUsage(
+            "like: an iterator gives its tables once, so it cannot show its columns: give one of its tables"
+        )
+    return stream.schema
 
 
 def _fields(given: Any, name: str) -> pa.Schema:

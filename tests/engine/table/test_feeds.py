@@ -188,3 +188,13 @@ def test_a_stream_stays_readable_while_others_vacuum(db):
         other["t"].optimize()
         other["t"].vacuum()
     assert first + sum(batch.num_rows for batch in stream) == 200_000
+
+
+def test_regression_a_key_may_have_the_names_of_a_feed(db):
+    table = db.create("t", key="_time BIGINT, id BIGINT", value="_change STRING")
+    time = table.append([{"_time": 7, "id": 1, "_change": "x"}]).time
+    (change,) = table.changes("start")
+    assert (change.time, change.after) == (time, {"_time": 7, "id": 1, "_change": "x"})
+    rows = table.changes("start").to_arrow()
+    assert rows.column_names == ["_change", "_time", "key._time", "id", "_before", "_after"]
+    assert (rows.column("_time").to_pylist(), rows.column("key._time").to_pylist()) == ([time], [7])

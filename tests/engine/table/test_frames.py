@@ -277,3 +277,68 @@ def test_regression_a_message_names_some_of_very_many_columns(db):
     ) as refused:
         table.append(wide)
     assert len(str(refused.value)) < 3000
+
+
+def streams(*, fails: bool = False):
+    """A RecordBatchReader and a generator of the same two tables. With `fails`, both raise before the second."""
+    schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+    def batches():
+        yield pa.record_batch([[1], ["a"]], schema=schema)
+        if fails:
+            raise RuntimeError("the source broke")
+        yield pa.record_batch([[2], ["b"]], schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches()), batches()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("first", ["append", "upsert", "overwrite"])
+def test_regression_a_stream_that_was_read_is_refused(db, which, first):
+    """It gave no rows any more, so the second call added none, or removed all rows."""
+    table = db.create("t", key="id BIGINT", value="v STRING")
+    broken, whole = streams(fails=True)[which], streams()[which]
+    with pytest.raises(RuntimeError, match="the source broke"):
+        getattr(table, first)(broken)
+    assert table.count() == 0
+    assert getattr(table, first)(whole).inserted == 2
+    for stream in (broken, whole):
+        for call in (table.append, table.upsert, table.overwrite):
+            with pytest.raises(InvalidUsage, match="table t: the rows are a .* that an earlier call has read"):
+                call(stream)
+    assert table.count() == 2
+
+
+def test_a_stream_that_was_refused_by_its_schema_was_not_read(db):
+    table = db.create("t", key="id BIGINT", value="at TIMESTAMP")
+    rows = pa.table({"id": [1], "at": pa.array([1000], pa.timestamp("ns", "UTC"))})
+    with pytest.raises(SchemaMismatch, match="coerce='us'"):
+        table.append(stream := rows.to_reader())
+    assert table.append(stream, coerce="us").inserted == 1
+
+
+def test_regression_a_stream_shows_its_columns_without_its_rows(db):
+    """`create` read it to its end, and the next append added nothing."""
+    reader, generator = streams()
+    assert db.create("t", "id", like=reader).append(reader).inserted == 2
+    with pytest.raises(InvalidUsage, match="table u: like: an iterator gives its tables once"):
+        db.create("u", "id", like=generator)
+    assert db["t"].append(generator).inserted == 2
+    assert db.create("v", "id", like=db["t"].schema).schema == db["t"].schema
+
+
+def test_the_tables_of_an_iterator_may_differ_where_each_is_converted_alone(db):
+    table = db.create("t", key="id BIGINT", value="v STRING")
+    pieces = [pa.table({"id": [1], "v": ["a"]}), pa.table({"v": pa.nulls(1), "id": pa.array([2], pa.int8())})]
+    table.append(iter(pieces))
+    assert table.to_pylist() == [{"id": 1, "v": "a"}, {"id": 2, "v": None}]
+    with pytest.raises(SchemaMismatch, match="table t: the tables of the iterator differ: .* int64 vs int8"):
+        table.upsert(iter(pieces))
+
+
+@pytest.mark.parametrize("values", [[NAN, NAN], []])
+def test_regression_a_column_of_pandas_without_a_value_fits_any_type(db, values):
+    """pandas holds it as floats."""
+    table = db.create("t", key="id BIGINT", value="v STRING, at TIMESTAMP")
+    table.append(pd.DataFrame({"id": range(len(values)), "v": values, "at": values}, dtype=float))
+    assert [row["v"] for row in table.to_pylist()] == [None] * len(values)
