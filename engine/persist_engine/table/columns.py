@@ -21,6 +21,7 @@ from persist_engine.rows.columns import constant, empty_struct, field_of
 from persist_engine.rows.ddl import print_type
 from persist_engine.rows.nested.entries import KeyProblem, sorted_entries
 from persist_engine.rows.nested.layout import (
+    OF_VIEWS,
     as_plain_list,
     holds_lists,
     is_any_list,
@@ -43,7 +44,6 @@ _NAMED_MAX = 50
 NANOSECONDS_HINT = (
     "coerce='us' takes it where no digit is lost, coerce='truncate' cuts digits off (in commands: --coerce)"
 )
-_PLAIN = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ def _coarse(array: pa.Array, coerce: Coerce) -> pa.Array:
 def decoded(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """The values of dictionaries. Arrow itself does not decode dictionaries of views, which polars uses for categories."""
     kind = values.type.value_type
-    plain = _PLAIN.get(kind, kind)
+    plain = OF_VIEWS.get(kind, kind)
     return pa.chunked_array([chunk.dictionary.cast(plain).take(chunk.indices) for chunk in values.chunks], plain)
 
 

@@ -204,6 +204,21 @@ def test_lists_of_every_layout_keep_their_elements(db, given, stored):
     assert table.overwrite(frame).time is None, "it is there already"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "ddl", "values"),
+    [
+        (pl.Array(pl.String, 2), "ARRAY<STRING>", [["a", None], None]),
+        (pl.Array(pl.Struct({"a": pl.Binary}), 1), "ARRAY<STRUCT<a: BINARY>>", [None, [{"a": b"x"}]]),
+        (pl.List(pl.Array(pl.String, 1)), "ARRAY<ARRAY<STRING>>", [[["a"], None], None]),
+    ],
+)
+def test_regression_lists_of_fixed_size_with_views_may_be_null(db, dtype, ddl, values):
+    """Arrow cannot drop the views under a null."""
+    table = db.create("t", key="id BIGINT", value=f"v {ddl}")
+    table.append(pl.DataFrame({"id": [1, 2], "v": pl.Series(values, dtype=dtype)}))
+    assert [row["v"] for row in table.to_pylist()] == values
+
+
 @pytest.mark.parametrize("ddl", ["day DATE", "day TIMESTAMP", "day TIMESTAMP_NTZ"])
 def test_keys_in_years_that_python_does_not_have(db, ddl):
     """Regression: the first upsert of a day ended in an OverflowError, and so did what names or shows such a key."""

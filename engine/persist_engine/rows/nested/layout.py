@@ -20,6 +20,8 @@ ELEMENT = "element"
 #: The limit on elements of one column, because offsets have 32 bits.
 _ELEMENTS_MAX = 2**31 - 1
 _KEY, _VALUE = "key", "value"
+#: The types of the same values that Arrow can filter and take.
+OF_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 def list_of(value_type: pa.DataType) -> pa.DataType:
@@ -111,10 +113,12 @@ def mapped(array: pa.Array, kind: pa.DataType, change: Callable[[pa.Array], pa.A
 
 
 def as_plain_list(array: pa.Array) -> pa.Array:
-    """Lists of any layout of Arrow as lists with 32-bit offsets. Raises ArrowInvalid when there are more than 2^31 elements."""
-    kind = array.type
+    """Lists of any layout of Arrow as lists with 32-bit offsets, with values that Arrow can filter. Raises ArrowInvalid when there are more
+    than 2^31 elements.
+    """
+    kind = without_views(array.type)
     if is_list(kind):
-        return array
+        return array if kind == array.type else array.cast(kind)
     plain = pa.list_(kind.value_field)
     if not (pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)):
         return array.cast(plain)
@@ -124,6 +128,21 @@ def as_plain_list(array: pa.Array) -> pa.Array:
         raise pa.ArrowInvalid(f"{ends[-1]} elements are more than one column holds")
     offsets = np.concatenate([[0], ends]).astype(np.int32)
     return ListColumn(offsets, array.flatten(), array.is_null() if array.null_count else None).array(plain)
+
+
+def without_views(kind: pa.DataType) -> pa.DataType:
+    """The type with text and bytes in place of their views. List views keep theirs, because Arrow cannot cast them."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(without_views(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        key, item = (field.with_type(without_views(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(key, item, keys_sorted=kind.keys_sorted)
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind) or not is_any_list(kind):
+        return OF_VIEWS.get(kind, kind)
+    values = kind.value_field.with_type(without_views(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(values, kind.list_size)
+    return pa.large_list(values) if pa.types.is_large_list(kind) else pa.list_(values)
 
 
 def has_required(data_type: pa.DataType) -> bool:
