@@ -60,7 +60,7 @@ class BackgroundMaintenance:
     """The maintenance threads of one client. They start when there is work. Thread-safe. A context manager that closes on exit.
 
     Errors of the work are logged and counted, never raised; the work is offered again when its claim lapses. A process that exits without
-    `close` first does all accepted work.
+    `close` first does the accepted routine work. Its compactions end without a change, because their own threads end before.
     """
 
     def __init__(self, settings: CompactionSettings, switch: CompactionSwitch | None = None) -> None:
@@ -133,6 +133,8 @@ class BackgroundMaintenance:
         try:
             job()
         except Exception as error:  # noqa: BLE001 - a thread has no caller
+            if isinstance(error, RuntimeError) and "shutdown" in str(error) and self._has_ended():
+                return
             machine.metrics.count("background_failed", work=work)
             survived = isinstance(error, Unavailable)
             level, known = (logging.WARNING if survived else logging.ERROR), isinstance(error, PersistError)
@@ -142,6 +144,14 @@ class BackgroundMaintenance:
             with self._changed:
                 self._under_way[work] -= 1
                 self._changed.notify_all()
+
+    def _has_ended(self) -> bool:
+        """Whether no pool takes work any more: it was closed, or the process ends."""
+        try:
+            self._pools["routine"].submit(int)
+        except RuntimeError:
+            return True
+        return False
 
 
 class Upkeep:

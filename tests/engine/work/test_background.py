@@ -1,5 +1,7 @@
 """Maintenance in the background: which work is queued, which is dropped, and how it ends."""
 
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -205,6 +207,28 @@ def test_an_error_of_work_is_logged_and_the_queue_continues(caplog):
     assert shop.metrics.total("compaction", outcome="applied exact") == 1
     (logged,) = [record for record in caplog.records if record.name.endswith("background")]
     assert str(shop.stores.shard_id) in logged.getMessage()
+
+
+def test_regression_a_process_that_ends_logs_no_error_of_its_compactions():
+    """Each script that did not close its database ended with a traceback."""
+    program = """
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from persist_engine.base.metrics import NoMetrics
+from persist_engine.base.settings import CompactionSettings
+from persist_engine.work.background import BackgroundMaintenance
+
+def until_the_process_ends():
+    while True:
+        threads_of_the_work.submit(int).result()
+
+threads_of_the_work = ThreadPoolExecutor(1)
+background = BackgroundMaintenance(CompactionSettings(enabled=True))
+assert background.submit("compaction", SimpleNamespace(metrics=NoMetrics(), shard_id="s1"), until_the_process_ends)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("enabled", [True, False])
