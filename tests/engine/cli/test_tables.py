@@ -347,6 +347,7 @@ def test_looking_after_a_table(store):
         assert isinstance(json.loads(store(command, "orders", "--json")), list)
     store("rename", "demo.more", "less")
     assert "confirm it with --confirm less" in store("drop", "less", "--purge", code=64)
+    assert "confirm it with --confirm 'a b'" in store("drop", "a b", "--purge", code=64)
     assert json.loads(store("drop", "less", "--purge", "--confirm", "less", "--json"))["rows"] == "deleted"
     kept = json.loads(store("drop", "orders", "--json"))["id"]
     assert store("ls").splitlines() == ["name\tid"]

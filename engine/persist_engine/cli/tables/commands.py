@@ -394,7 +394,7 @@ def drop(
 ) -> None:
     """Remove the name of a table of SQL or Python. Its rows stay under its id, which is printed."""
     if purge and confirm != table:
-        raise InvalidUsage(f"--purge deletes the rows for good: confirm it with --confirm {table}")
+        raise InvalidUsage(f"--purge deletes the rows for good: confirm it with --confirm {shlex.quote(table)}")
     with connected(stores) as client, _database(client) as db:
         gone = db.drop(table, purge=purge, confirm=confirm)
         _print({"id": str(gone), "rows": "deleted" if purge else "kept"}, as_json=as_json)
