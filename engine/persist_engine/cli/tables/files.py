@@ -45,10 +45,12 @@ _EXACT = pa.decimal256(76, 38)
 #: JSON is read in blocks of whole lines of about this size.
 JSON_BLOCK_BYTES = 16 << 20
 #: A field as Arrow reads it: it is quoted if it begins with a quote, and two quotes within it stand for one. A carriage return at the end
-#: of the data may be half of a line end. SUBTLE: the groups are atomic and not possessive, because in Python before 3.11.5 a possessive
-#: group keeps what the repetition that failed had matched (https://github.com/python/cpython/issues/106052).
+#: of the data may be half of a line end. SUBTLE: in Python before 3.11.5 a possessive group keeps what the repetition that failed had
+#: matched (https://github.com/python/cpython/issues/106052). So fields are atomic groups, and the loop over records, for which an atomic
+#: group would take 30 times the memory of the data, looks ahead before each one.
 _FIELD = rb'(?>(?:"[^"]*+(?>(?:""[^"]*+)*)"[^,\r\n]*+|[^",\r\n][^,\r\n]*+)?)'
-_WHOLE_RECORDS = re.compile(rb"(?>(?:(?>(?:" + _FIELD + rb",)*)" + _FIELD + rb"(?:\r\n|\n|\r(?!\Z)))*)")
+_RECORD = rb"(?>(?>(?:" + _FIELD + rb",)*)" + _FIELD + rb"(?:\r\n|\n|\r(?!\Z)))"
+_WHOLE_RECORDS = re.compile(rb"(?:(?=" + _RECORD + rb")" + _RECORD + rb")*+")
 #: A line that is null, or that ends with null after an object. Arrow turns the null into a row of nulls.
 _NULL_LINE = re.compile(rb"(?:^|\})[ \t]*null[ \t\r]*$", re.MULTILINE)
 _UNCLOSED = "is not csv that the table accepts: it ends within quotes that nothing closes; it was cut off, or a quote is missing"
