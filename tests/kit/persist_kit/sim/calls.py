@@ -116,6 +116,23 @@ def wrong_tokens(before: ShardState | None, after: ShardState, *, acting: object
             fits = (acting.progress, acting.expected_progress) == ((sink, progress.token), token)
         else:
             fits = isinstance(acting, Decided) and acting.moves(sink, token, progress.token)
-        if not fits or before.trace.upper == after.trace.upper:
+        moves_alone = isinstance(acting, Decided) and acting.moves_alone
+        if not fits or (before.trace.upper == after.trace.upper and not moves_alone):
             return f"{acting} moves progress of {sink} from {token!r} at {after.seqno}"
+        if progress.upper != after.trace.upper:
+            return f"{acting} stores progress of {sink} up to {progress.upper} at {after.seqno}, whose upper is {after.trace.upper}"
+    return None
+
+
+def missed_progress(before: ShardState | None, after: ShardState, call: Append | Decided) -> str | None:
+    """The error in the progress after a commit of rows by `call`, which must replace the progress that the call expects by its own, in the
+    same commit. None when it is right.
+    """
+    if call.progress is None:
+        return None
+    sink, token = call.progress
+    was = None if before is None else before.progress.get(sink)
+    now = after.progress.get(sink)
+    if (None if was is None else was.token) != call.expected_progress or now is None or now.token != token:
+        return f"progress of {sink} was {was}, is {now}; it expects {call.expected_progress!r}, and stores {token!r}"
     return None

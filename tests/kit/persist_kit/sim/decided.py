@@ -20,13 +20,20 @@ from persist_engine.testing.oracle import Oracle, Update
 class Decided(ABC):
     """A caller of appends with rows that the engine computes."""
 
+    progress: tuple[str, bytes] | None = None
+    """The progress that a commit of rows must store; None: none."""
+    expected_progress: bytes | None = None
+    """The stored progress that such a commit must replace."""
+    moves_alone = False
+    """Whether it may store progress in a commit that does not move the upper."""
+
     @abstractmethod
     def judge(self, oracle: Oracle, lower: int, upper: int) -> str | None:
         """The error in [lower, upper), which was just committed and is already in `oracle`. None when it is right."""
 
     def moves(self, sink: str, stored: bytes | None, token: bytes) -> bool:
         """Whether its commit may replace the progress of `sink`, which is `stored`, by `token`."""
-        return False
+        return (self.progress, self.expected_progress) == ((sink, token), stored)
 
     def forked(self, oracle: Oracle, copy: Oracle) -> None:
         """The log was copied. `copy` has everything that is committed so far, and nothing that is committed later."""

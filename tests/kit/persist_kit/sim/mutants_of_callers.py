@@ -1,5 +1,5 @@
-"""Planted bugs in the code above the log: tables, reads for other processes, and operators. `mutants` plants them, and has the
-other bugs.
+"""Planted bugs in the code above the log: tables, upserts of feeds, reads for other processes, and operators. `mutants` plants them, and
+has the other bugs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.client.read.changes import Changes
 from persist_engine.client.read.leased import PartLeases
 from persist_engine.client.since import SinceHandle
+from persist_engine.client.write.outcomes import Appended
+from persist_engine.dataflow.upsert.handle import UpsertHandle
+from persist_engine.dataflow.upsert.keyed import KeyedReads
 from persist_engine.model.queries import held_since, retained_since
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.table.corrections import Correction, LeftRows
@@ -73,6 +76,34 @@ def _leased_parts_end_with_their_snapshot(put: Put) -> None:
         return leased
 
     put(PartLeases, "_lease", lease)
+
+
+def _keyed_reads_do_not_follow(put: Put) -> None:
+    """An upsert that keeps no values and lost a race decides against the values from before the winner."""
+
+    def followed(self: KeyedReads, target: Any) -> Any:
+        machine = self._asked.machine  # type: ignore[union-attr]  # it was asked
+        machine.forget_commands()
+        machine.on_persisted_frontier(target)
+        return machine
+
+    put(KeyedReads, "_followed", followed)
+
+
+def _upserts_replace_any_progress(put: Put) -> None:
+    """An upsert that another process fenced replaces the progress that this process stored."""
+    original = UpsertHandle._append
+
+    def append(self: UpsertHandle, emission: Any, progress: Any = None, _: Any = None, info: Any = None) -> Any:
+        stored = None if progress is None else self._writer.machine.state.progress.get(progress[0])
+        return original(self, emission, progress, None if stored is None else stored.token, info)
+
+    put(UpsertHandle, "_append", append)
+
+
+def _progress_of_nothing_is_not_stored(put: Put) -> None:
+    """Upserts whose commands were all written before do not store their progress."""
+    put(UpsertHandle, "_store_progress", lambda self, at, *_: Appended(at))
 
 
 def _changes_hold_nothing(put: Put) -> None:
@@ -194,6 +225,9 @@ OF_CALLERS: dict[str, Callable[[Put], None]] = {
     "rows that an overwrite left are of any time": _left_rows_are_of_any_time,
     "retention passes holds": _retention_passes_holds,
     "leased parts end with their snapshot": _leased_parts_end_with_their_snapshot,
+    "keyed reads do not follow": _keyed_reads_do_not_follow,
+    "upserts replace any progress": _upserts_replace_any_progress,
+    "progress of nothing is not stored": _progress_of_nothing_is_not_stored,
     "changes hold no version": _changes_hold_nothing,
     "a feed skips what it waited for": _feed_skips_what_it_waited_for,
     "idle handles end in use": _idle_handles_end_in_use,

@@ -211,7 +211,7 @@ def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
         writer = [actor for actor in plan.actors if actor[0] == "writer1"] if rng.random() < 0.6 else []
         kept += writer + [(f"sinker{index}", rng.randint(3, 8)) for index in range(1, rng.choice([1, 2, 2]) + 1)]
     else:
-        kept += [(f"upserter{index}", rng.randint(2, 5)) for index in range(1, rng.randint(1, 3) + 1)]
+        kept += [(f"upserter{index}", rng.randint(2, 7)) for index in range(1, rng.randint(1, 3) + 1)]
     lease_ms = rng.choice([200, 200, 600, 5_000])
     sleepy = written_by == "sinks" and rng.random() < 0.3
     if sleepy:

@@ -30,7 +30,7 @@ from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.oracle import Oracle, Update
 
-from persist_kit.sim.calls import Append, Recovering, frontier_of, time_of, wrong_since, wrong_tokens
+from persist_kit.sim.calls import Append, Recovering, frontier_of, missed_progress, time_of, wrong_since, wrong_tokens
 from persist_kit.sim.decided import Decided, appended_rows
 from persist_kit.sim.named import NamesWitness
 from persist_kit.sim.push import Wire
@@ -465,6 +465,7 @@ class Witness:
             rows = appended_rows(self.blob, after, lower)
             self.oracle.compare_and_append(rows, expected_upper=lower, new_upper=upper)
             wrong = append.judge(self.oracle, time_of(lower), time_of(upper))
+            wrong = wrong or (missed_progress(before, after, append) if rows else None)
             if wrong is not None:
                 self._scheduler.fail(f"{append} commits [{lower}, {upper}): {wrong}")
             return
@@ -472,8 +473,9 @@ class Witness:
             self._scheduler.fail(f"upper went to {upper} at {after.seqno} although no append was under way")
         piece = (time_of(lower), time_of(upper))
         fits = append.lower <= piece[0] and piece[1] <= append.upper
-        if not fits or (append.is_exact and piece != (append.lower, append.upper)):
-            self._scheduler.fail(f"{append} commits [{lower}, {upper})")
+        wrong = missed_progress(before, after, append)
+        if wrong is not None or not fits or (append.is_exact and piece != (append.lower, append.upper)):
+            self._scheduler.fail(f"{append} commits [{lower}, {upper}): {wrong}")
         commits = self._committed(append)
         if append.number in self._answered or (append.is_exact and commits):
             self._scheduler.fail(f"{append} commits once more: {append.answer or commits}")

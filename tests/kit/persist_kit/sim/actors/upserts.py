@@ -1,5 +1,8 @@
-"""Upserts in a simulated history: several handles on one shard, with all their methods. Defines the rule that each commit applies its
-commands to the shard's values, exactly once.
+"""Upserts in a simulated history: several handles on one shard, with all their methods and with or without values of their own. Defines
+the rule that each commit applies its commands to the shard's values, exactly once.
+
+Feeds are upserted by the process that owns their range of keys. Several processes may believe this of themselves: each stores the number of
+the batch as the progress of the feed, and expects the number before.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from persist_engine.base.errors import AmbiguousAppend, BatchExpired, Fenced, In
 from persist_engine.client.write.outcomes import ProgressMismatch, UpperMismatch
 from persist_engine.dataflow.open import open_upsert
 from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
+from persist_engine.dataflow.upsert.stores import Backend
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
 from persist_engine.testing.oracle import Oracle
 
@@ -22,6 +26,8 @@ from persist_kit.sim.decided import Decided
 from persist_kit.world import SCHEMA
 
 _KEYS = 5
+#: The feeds, each with its range of keys.
+_FEEDS = {"feed1": range(3), "feed2": range(3, _KEYS)}
 Values = dict[int, str]
 
 
@@ -58,9 +64,19 @@ class _Fate:
 class Upserting(Decided):
     """One call. `upper`: its end, for commands with their own times. None: the handle chooses one time."""
 
-    def __init__(self, commands: list[Command], upper: int | None = None) -> None:
+    moves_alone = True
+
+    def __init__(
+        self,
+        commands: list[Command],
+        upper: int | None = None,
+        *,
+        progress: tuple[str, bytes] | None = None,
+        expected: bytes | None = None,
+    ) -> None:
         self.commands = commands
         self.upper = upper
+        self.progress, self.expected_progress = progress, expected
         self._fates: dict[int, _Fate] = {}
 
     def fate(self, oracle: Oracle) -> _Fate:
@@ -97,7 +113,7 @@ class Upserting(Decided):
         return _after(before, timely, time=time)
 
     def __repr__(self) -> str:
-        return f"upsert of {self.commands} to {self.upper}"
+        return f"upsert of {self.commands} to {self.upper} with {self.progress}"
 
 
 def _values(oracle: Oracle, time: int) -> Values | None:
@@ -113,7 +129,10 @@ class Upserter(Actor):
     handle: UpsertHandle
 
     def open(self) -> None:
-        self.handle = open_upsert(self.client, self.history.shard_id, SCHEMA, purpose=self.name)
+        self._backend: Backend = self.rng.choice(["memory", "shard"])
+        self._positions: dict[str, bytes | None] = {}
+        """The progress of each feed after the last batch that this process upserted, or found."""
+        self.handle = open_upsert(self.client, self.history.shard_id, SCHEMA, backend=self._backend, purpose=self.name)
 
     def close(self) -> None:
         if self.rng.random() < 0.7:
@@ -121,9 +140,10 @@ class Upserter(Actor):
 
     def operate(self) -> None:
         by_clock = self.history.plan.seed % 2 == 0
-        ways = [self.upsert, self.stream] if by_clock else [self.agree, self.agree]
+        stream = self.upsert if self._backend == "shard" else self.stream
+        ways = [self.upsert, stream, self.feed] if by_clock else [self.agree] * 3
         try:
-            self.rng.choices([*ways, self.upsert_at, self.hydrate, self.restart], weights=[4, 2, 3, 1, 1])[0]()
+            self.rng.choices([*ways, self.upsert_at, self.hydrate, self.restart], weights=[3, 2, 5, 3, 1, 1])[0]()
         except (Fenced, MissingBlob) as error:
             self.history.scheduler.note(f"{self.name} hydrates next time: {error}")
         except AmbiguousAppend:
@@ -150,6 +170,35 @@ class Upserter(Actor):
         tables = [_table(part, has_time=False).drop_columns(["order"]) for part in (commands[:cut], commands[cut:])]
         self._carry_out(Upserting(commands), lambda: self.handle.upsert_stream(tables))
 
+    def feed(self) -> None:
+        """Upserts the batch of a feed that follows the last one that this process knows. If another process has continued the feed
+        meanwhile, nothing may be written.
+        """
+        name = self.rng.choice(list(_FEEDS))
+        if name not in self._positions or self.rng.random() < 0.2:
+            self._positions[name] = self._stored(name)
+        stored = self._positions.pop(name)  # unknown until the call answers
+        number = 0 if stored is None else int(stored) + 1
+        drawn = random.Random(f"{name} {number} {self.history.plan.seed}")  # noqa: S311 - repeatable on purpose
+        commands = [
+            Command(drawn.choice(_FEEDS[name]), drawn.choice(["a", "b", "c", None]), order)
+            for order in range(drawn.randint(1, 3))
+        ]
+        call = Upserting(commands, progress=(name, str(number).encode()), expected=stored)
+        table = _table(commands, has_time=False)
+        if self._carry_out(
+            call,
+            lambda: self.handle.upsert(table, progress=call.progress, expected_progress=call.expected_progress),
+        ):
+            self._positions[name] = str(number).encode()
+
+    def _stored(self, feed: str) -> bytes | None:
+        begun = self.history.witness.seqno
+        stored = self.client.progress(self.history.shard_id, feed)
+        token = None if stored is None else stored.token
+        self.history.witness.saw_progress(feed, token, since_seqno=begun)
+        return token
+
     def upsert_at(self) -> None:
         """Upserts own commands at times around the upper."""
         upper = self.history.client_upper(self.client).time
@@ -171,7 +220,11 @@ class Upserter(Actor):
         begin = self.rng.choice([0, max(0, end - 8)])
         upper = self.history.client_upper(self.client).time
         begin = begin if upper is None else min(begin, upper)  # a replica must not skip times
-        self._at([command for command in commands if begin <= command.time < end], end)
+        progress, expected = None, None
+        if self.rng.random() < 0.4:
+            expected = self._stored("agreed")
+            progress = ("agreed", f"{end} by {self.name} {self.left}".encode())
+        self._at([command for command in commands if begin <= command.time < end], end, progress, expected)
 
     def hydrate(self) -> None:
         with self.history.scheduler.doing(Upserting([])):
@@ -195,13 +248,25 @@ class Upserter(Actor):
             for order in range(self.rng.randint(1, 4))
         ]
 
-    def _at(self, commands: list[Command], end: int) -> None:
+    def _at(
+        self,
+        commands: list[Command],
+        end: int,
+        progress: tuple[str, bytes] | None = None,
+        expected: bytes | None = None,
+    ) -> None:
         shuffled = self.rng.sample(commands, len(commands))
         table = _table(shuffled, has_time=True)
-        self._carry_out(Upserting(commands, end), lambda: self.handle.upsert_at(table, upper=Antichain.of(end)))
+        self._carry_out(
+            Upserting(commands, end, progress=progress, expected=expected),
+            lambda: self.handle.upsert_at(
+                table, upper=Antichain.of(end), progress=progress, expected_progress=expected
+            ),
+        )
 
-    def _carry_out(self, call: Upserting, run: Callable[[], Upserted | UpperMismatch | ProgressMismatch]) -> None:
-        scheduler = self.history.scheduler
+    def _carry_out(self, call: Upserting, run: Callable[[], Upserted | UpperMismatch | ProgressMismatch]) -> bool:
+        """Makes the call and judges its answer. Returns whether the commands were applied."""
+        scheduler, begun = self.history.scheduler, self.history.witness.seqno
         try:
             with scheduler.doing(call):
                 answer = run()
@@ -219,11 +284,21 @@ class Upserter(Actor):
                     scheduler.fail(
                         f"{call} is done, {late} commands came too late: {fate.late} were, in what is committed"
                     )
+                if call.progress is not None:
+                    self.history.witness.saw_progress(*call.progress, since_seqno=begun)
             case UpperMismatch():
                 if fate.changes:
                     scheduler.fail(f"{call} was refused, and has happened")
+            case ProgressMismatch(current=stored) if call.progress is not None:
+                if fate.changes:
+                    scheduler.fail(f"{call} was refused, and has happened")
+                token = None if stored is None else stored.token
+                if token == call.expected_progress:
+                    scheduler.fail(f"{call} is refused for progress {token!r}, which it expects")
+                self.history.witness.saw_progress(call.progress[0], token, since_seqno=begun)
             case _:
                 scheduler.fail(f"{call} answered {answer}")
+        return isinstance(answer, Upserted)
 
 
 def _table(commands: list[Command], *, has_time: bool) -> pa.Table:
