@@ -10,7 +10,8 @@ import sys
 import pytest
 from persist_kit.sim.main import explain, main, minimise
 from persist_kit.sim.mutants import MUTANTS, planted
-from persist_kit.sim.simulation import Report, plan_of, simulate
+from persist_kit.sim.plan import plan_of
+from persist_kit.sim.simulation import Report, simulate
 
 #: CI runs 200 seeds, `make sim` any number.
 SEEDS = 50
@@ -20,7 +21,7 @@ SELDOM = (94, 210, 234, 634)
 PATIENCE_S = 30
 #: Histories in which each planted bug must show; `make sim` and CI run many more without bugs.
 MUTANT_SEEDS = 400
-EVERYWHERE = {"writers", "background", "sinks", "upserts", "tables", "names"}
+EVERYWHERE = {"writers", "background", "sinks", "upserts", "streams", "tables", "names"}
 #: The kinds of histories, or of actors, that alone can show a bug: no need to look at the others.
 WHERE_IT_SHOWS = {
     "a sink's lost append joins later": {"sinks"},
@@ -34,6 +35,9 @@ WHERE_IT_SHOWS = {
     "keyed reads do not follow": {"upserts"},
     "upserts replace any progress": {"upserts"},
     "progress of nothing is not stored": {"upserts"},
+    "positions alone are not compared": {"streams"},
+    "positions end before their rows": {"streams"},
+    "copies are deleted whole": {"streams"},
     "a transaction is done again": {"tables"},
     "the expected time is not asked": {"tables"},
     "a correction follows nothing": {"tables"},
@@ -96,6 +100,9 @@ SHOWS_AT = {
     "keyed reads do not follow": 102,
     "upserts replace any progress": 1279,
     "progress of nothing is not stored": 17,
+    "positions alone are not compared": 73,
+    "positions end before their rows": 2,
+    "copies are deleted whole": 2,
     "a transaction is done again": 269,
     "a correction follows nothing": 206,
     "a feed skips what it waited for": 153,
@@ -183,6 +190,9 @@ def test_histories_contain_what_they_are_for() -> None:
         "closed",
         "evolved",
         "upserts",
+        "positions",
+        "takeovers",
+        "comparisons on standby",
         "writes of tables",
         "changes of tables",
         "steps of names",

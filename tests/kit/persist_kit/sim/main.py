@@ -17,7 +17,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context, parent_process
 
-from persist_kit.sim.simulation import Report, plan_of, simulate
+from persist_kit.sim.plan import plan_of
+from persist_kit.sim.simulation import Report, simulate
 
 #: The kinds of weather that minimising leaves out, beside actors, in this order.
 _WEATHER = ("crash", "freeze", "step", "slow", "late", "happens", "answers")

@@ -16,10 +16,13 @@ from persist_engine.base.versioned import SeqNo
 from persist_engine.client.read.changes import Changes
 from persist_engine.client.read.leased import PartLeases
 from persist_engine.client.since import SinceHandle
+from persist_engine.client.write.handle import WriteHandle
 from persist_engine.client.write.outcomes import Appended
 from persist_engine.dataflow.upsert.handle import UpsertHandle
 from persist_engine.dataflow.upsert.keyed import KeyedReads
+from persist_engine.model.commands import CompareAndAppend
 from persist_engine.model.queries import held_since, retained_since
+from persist_engine.shard.applier import Applier
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.table.corrections import Correction, LeftRows
 from persist_engine.table.feed import ChangeFeed
@@ -104,6 +107,38 @@ def _upserts_replace_any_progress(put: Put) -> None:
 def _progress_of_nothing_is_not_stored(put: Put) -> None:
     """Upserts whose commands were all written before do not store their progress."""
     put(UpsertHandle, "_store_progress", lambda self, at, *_: Appended(at))
+
+
+def _positions_alone_are_not_compared(put: Put) -> None:
+    """A driver that takes over replaces any position, also one of a commit that it has not seen."""
+    original = Applier.apply
+
+    def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
+        is_append = isinstance(command, CompareAndAppend) and command.progress is not None
+        if is_append and command.batch.desc.lower == command.batch.desc.upper:
+            stored = self.state.progress.get(command.progress[0])
+            command = replace(command, expected_progress=stored)
+        return original(self, command, is_write=is_write)
+
+    put(Applier, "apply", apply)
+
+
+def _positions_end_before_their_rows(put: Put) -> None:
+    """Progress is stored with the upper before its append, so copies of the batch seem never to have been appended."""
+    original = Applier.apply
+
+    def apply(self: Applier, command: Any, *, is_write: bool) -> Any:
+        if isinstance(command, CompareAndAppend) and command.progress is not None:
+            sink, stored = command.progress
+            command = replace(command, progress=(sink, replace(stored, upper=command.batch.desc.lower)))
+        return original(self, command, is_write=is_write)
+
+    put(Applier, "apply", apply)
+
+
+def _copies_are_deleted_whole(put: Put) -> None:
+    """A deletion of a copy deletes blobs that the shard names, because another driver appended its copy."""
+    put(WriteHandle, "_named_keys", lambda *_: frozenset())
 
 
 def _changes_hold_nothing(put: Put) -> None:
@@ -228,6 +263,9 @@ OF_CALLERS: dict[str, Callable[[Put], None]] = {
     "keyed reads do not follow": _keyed_reads_do_not_follow,
     "upserts replace any progress": _upserts_replace_any_progress,
     "progress of nothing is not stored": _progress_of_nothing_is_not_stored,
+    "positions alone are not compared": _positions_alone_are_not_compared,
+    "positions end before their rows": _positions_end_before_their_rows,
+    "copies are deleted whole": _copies_are_deleted_whole,
     "changes hold no version": _changes_hold_nothing,
     "a feed skips what it waited for": _feed_skips_what_it_waited_for,
     "idle handles end in use": _idle_handles_end_in_use,
