@@ -16,6 +16,8 @@ from persist_engine.rows.schema import Schema
 from persist_engine.storage.blob import Blob
 from persist_engine.testing.oracle import Oracle, Update
 
+from persist_kit.sim.actors.schemas import data_of
+
 
 class Decided(ABC):
     """A caller of appends with rows that the engine computes."""
@@ -51,8 +53,4 @@ def appended_rows(blob: Blob, state: ShardState, lower: Antichain) -> list[Updat
         for part in batch.part_list()
         for table in source.decode(source.get(part, batch.desc), part, batch.desc)
     ]
-    return [
-        ((row["key"]["id"], row["val"]["name"]), row["time"], row["diff"])
-        for table in tables
-        for row in table.to_pylist()
-    ]
+    return [(data_of(row), row["time"], row["diff"]) for table in tables for row in table.to_pylist()]

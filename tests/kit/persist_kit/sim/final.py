@@ -59,7 +59,7 @@ def settle(history: History) -> None:
     if plan.written_by == "names":
         settle_names(history, host)
         return
-    host.client.initialise(history.shard_id, SCHEMA)
+    host.client.initialise(history.shard_id, history.schema)
     _walk_log(history, host)
     if history.correcting:
         settle_sink(history, host)
@@ -99,7 +99,7 @@ def _settle_wiped(history: History, host: Host, lost: Witness) -> None:
         fail(f"recovery of {newest} gives {state.trace.since} to {state.trace.upper}, without {found.missing[:3]}")
     since, upper = time_of(was.trace.since), time_of(was.trace.upper)
     if since < upper < CLOSED:
-        with client.open_leased_reader(shard_id, SCHEMA, purpose="recovered") as reader:
+        with client.open_leased_reader(shard_id, purpose="recovered") as reader:
             answer = reader.snapshot(upper - 1)
             assert not isinstance(answer, SinceAhead)
             with answer:
@@ -141,7 +141,7 @@ def _finalize(history: History, host: Host) -> None:
     assert state is not None
     if not client.is_finalized(shard_id) or state.trace.batch_count != 1 or state.writers or state.critical_readers:
         history.scheduler.fail(f"a finalized shard still has {state.trace.batch_count} batches, or writers or readers")
-    with client.open_leased_reader(shard_id, SCHEMA, purpose="late") as reader:
+    with client.open_leased_reader(shard_id, purpose="late") as reader:
         answer = reader.snapshot(0)
         if not isinstance(answer, SinceAhead):
             history.scheduler.fail("a finalized shard was read")
@@ -149,7 +149,7 @@ def _finalize(history: History, host: Host) -> None:
 
 def _read_all(history: History, host: Host) -> None:
     """Everything that was committed must be there once, at every readable time."""
-    with host.client.open_leased_reader(history.shard_id, SCHEMA, purpose="final") as reader:
+    with host.client.open_leased_reader(history.shard_id, purpose="final") as reader:
         since, upper = time_of(reader.since), time_of(history.client_upper(host.client))
         times = range(since, min(upper, since + 20) if upper == CLOSED else upper)
         for as_of in times[:: max(1, len(times) // TIMES_MAX)]:

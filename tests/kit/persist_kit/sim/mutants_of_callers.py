@@ -8,9 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import persist_engine.model.append
 import persist_engine.shard.rebirth
 import persist_engine.table.writing
+import persist_engine.work.audit.orphans
+import persist_engine.work.compact
 import persist_engine.work.repair.recover
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.read.changes import Changes
@@ -20,6 +23,8 @@ from persist_engine.client.write.handle import WriteHandle
 from persist_engine.client.write.outcomes import Appended
 from persist_engine.dataflow.upsert.handle import UpsertHandle
 from persist_engine.dataflow.upsert.keyed import KeyedReads
+from persist_engine.flow.desired import DesiredFrontiers, Stream
+from persist_engine.flow.refresh import Refresh
 from persist_engine.model.commands import CompareAndAppend
 from persist_engine.model.queries import held_since, retained_since
 from persist_engine.shard.applier import Applier
@@ -139,6 +144,53 @@ def _positions_end_before_their_rows(put: Put) -> None:
 def _copies_are_deleted_whole(put: Put) -> None:
     """A deletion of a copy deletes blobs that the shard names, because another driver appended its copy."""
     put(WriteHandle, "_named_keys", lambda *_: frozenset())
+
+
+def _compactions_forget_columns(put: Put) -> None:
+    """A compaction writes the rows of its inputs under the oldest of their schemas."""
+
+    def oldest(request: Any) -> int:
+        metas = [meta for _, batch in request.inputs for meta, _ in batch.runs()]
+        return min((meta.schema_id or 0 for meta in metas), default=0)
+
+    put(persist_engine.work.compact, "newest_schema_id", oldest)
+
+
+def _older_schemas_retract(put: Put) -> None:
+    """A handle under an older schema retracts rows, which lack the columns that it does not know."""
+    put(WriteHandle, "check_newest_schema", lambda _: None)
+
+
+def _refreshes_come_early(put: Put) -> None:
+    """A sink shows updates at the refresh before them."""
+    original = Refresh._rounded
+
+    def rounded(self: Refresh, times: Any) -> Any:
+        shown = [self.last_before(int(time) + 1) for time in times]
+        return np.array(
+            [late if early is None else early for early, late in zip(shown, original(self, times), strict=True)]
+        )
+
+    put(Refresh, "_rounded", rounded)
+
+
+def _errors_are_not_awaited(put: Put) -> None:
+    """A sink writes times for which it knows all rows, although errors may still come."""
+    put(DesiredFrontiers, "frontier", property(lambda self: self.by_stream[Stream.OK]))
+
+
+def _commits_gone_past_are_not_proven(put: Put) -> None:
+    """A commit counts although its process went past it by a rollup, perhaps of another log."""
+    put(Applier, "_prove", lambda *_: None)
+
+
+def _listed_blobs_exist(put: Put) -> None:
+    """A listing counts as proof that its blobs exist, although it came in pages, from before the log was read."""
+
+    def claims_any(_: Any, ruin: Any, listed: Any) -> bool:
+        return bool((ruin.names or frozenset()) & listed)
+
+    put(persist_engine.work.audit.orphans, "claims_any", claims_any)
 
 
 def _changes_hold_nothing(put: Put) -> None:
@@ -266,6 +318,12 @@ OF_CALLERS: dict[str, Callable[[Put], None]] = {
     "positions alone are not compared": _positions_alone_are_not_compared,
     "positions end before their rows": _positions_end_before_their_rows,
     "copies are deleted whole": _copies_are_deleted_whole,
+    "compactions forget columns": _compactions_forget_columns,
+    "older schemas retract": _older_schemas_retract,
+    "refreshes come early": _refreshes_come_early,
+    "errors are not awaited": _errors_are_not_awaited,
+    "commits gone past are not proven": _commits_gone_past_are_not_proven,
+    "listed blobs exist": _listed_blobs_exist,
     "changes hold no version": _changes_hold_nothing,
     "a feed skips what it waited for": _feed_skips_what_it_waited_for,
     "idle handles end in use": _idle_handles_end_in_use,

@@ -65,6 +65,8 @@ class Plan:
     """The disaster in consensus, if any."""
     sleepy: bool = False
     """Whether there is only one sink, which often sleeps past its lease. Then no other reader holds since back for it."""
+    errs: bool = False
+    """Whether the collection of the sinks may be in error, so that the shard has a column for errors."""
 
     retain_ms: int | None = None
     """The retention with which the shard begins; None: it never has one."""
@@ -164,20 +166,27 @@ def _rewritten(plan: Plan, without: frozenset[str]) -> Plan:
         kept += writer + [(f"sinker{index}", rng.randint(3, 8)) for index in range(1, rng.choice([1, 2, 2]) + 1)]
     else:
         kept += [(f"upserter{index}", rng.randint(2, 7)) for index in range(1, rng.randint(1, 3) + 1)]
+    evolves = written_by == "upserts" and "evolution" not in without and rng.random() < 0.4
+    if evolves:
+        kept = [(name, operations + 4 if name.startswith("upserter") else operations) for name, operations in kept]
     lease_ms = rng.choice([200, 200, 600, 5_000])
     sleepy = written_by == "sinks" and rng.random() < 0.3
     if sleepy:
         kept = [("sinker1", rng.randint(4, 8))]
+    errs = written_by == "sinks" and rng.random() < 0.25
+    if errs:
+        kept = [actor for actor in kept if actor[0] != "writer1"]
     return replace(
         plan,
         written_by=written_by,
         sleepy=sleepy,
+        errs=errs,
         weather=replace(plan.weather, crash=0.0, freeze=0.0, step=0.0) if sleepy else plan.weather,
         processes=max(2, plan.processes),
         lease_ms=lease_ms,
         actors=tuple(actor for actor in kept if actor[0] not in without),
         settings=replace(plan.settings, lease=replace(plan.settings.lease, reader_lease_ms=lease_ms)),
-        evolves=False,
+        evolves=evolves,
         disaster=None if plan.disaster is None else replace(plan.disaster, is_wipe=False),
     )
 
@@ -225,7 +234,7 @@ def _widened(plan: Plan, without: frozenset[str]) -> Plan:
 
 
 def _streamed(plan: Plan, without: frozenset[str]) -> Plan:
-    """`plan` with drivers of a stream instead of writers, perhaps beside one writer, in some seeds. Drawn separately, as in `_rewritten`."""
+    """`plan` with drivers of a stream instead of writers, perhaps beside a writer, in some seeds. Drawn separately, as in `_rewritten`."""
     rng = random.Random(f"streamed {plan.seed}")  # noqa: S311 - repeatable on purpose
     if plan.written_by != "writers" or rng.random() > _STREAMED:
         return plan

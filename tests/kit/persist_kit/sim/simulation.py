@@ -23,6 +23,7 @@ from persist_engine.client.client import PersistClient
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.model.state import ShardState
+from persist_engine.rows.errors_column import with_errors
 
 from persist_kit.sim.actors.actor import Actor, Host
 from persist_kit.sim.actors.admin import Administrator
@@ -45,6 +46,7 @@ from persist_kit.sim.scheduler import Process, Scheduler
 from persist_kit.sim.threads import SimEnv, simulated_threads
 from persist_kit.sim.watched import PathCounts
 from persist_kit.sim.witness import Witness
+from persist_kit.world import SCHEMA
 
 STEPS_MAX = 60_000
 _KINDS: dict[str, type[Actor]] = {
@@ -97,7 +99,9 @@ class History:
         self.rows_written = 0
         self.ambiguous = 0
         self.staged_too_early = 0
-        self.desired = DesiredCollection(plan.seed)
+        self.schema = with_errors(SCHEMA) if plan.errs else SCHEMA
+        """The first schema of the shard."""
+        self.desired = DesiredCollection(plan.seed, errs=plan.errs)
         self.correcting: list[Correcting] = []
         self.sinks_ended = 0
         self.upserts = 0
@@ -145,7 +149,7 @@ class History:
             "steps": self.scheduler.steps,
             "listings": witness.listings,
             "news": witness.wire.delivered,
-            "evolved": int(witness.head is not None and len(witness.head.schemas) > 1),
+            "evolved": 0 if witness.head is None else len(witness.head.schemas) - 1,
             "staged too early": self.staged_too_early,
             "resurrected blobs": len(witness.resurrected),
             "sinks ended": self.sinks_ended,

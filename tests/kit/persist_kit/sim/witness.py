@@ -30,6 +30,7 @@ from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.oracle import Oracle, Update
 
+from persist_kit.sim.actors.schemas import cut, narrowed
 from persist_kit.sim.calls import Append, Recovering, frontier_of, missed_progress, time_of, wrong_since, wrong_tokens
 from persist_kit.sim.decided import Decided, appended_rows
 from persist_kit.sim.named import NamesWitness
@@ -305,18 +306,26 @@ class Witness:
             for upper in known + [upper for at, upper in self._uppers if at >= step]
         ]
 
-    def read(self, found: Counter[Hashable], *, as_of: int, what: str) -> None:
-        """A reader returned `found` as the contents at `as_of`."""
-        truth = self.oracle.contents(as_of)
+    def read(self, found: Counter[Hashable], *, as_of: int, what: str, width: int | None = None) -> None:
+        """A reader of `width` columns (None: all) returned `found` as the contents at `as_of`."""
+        truth = narrowed(self.oracle.contents(as_of), width)
         if found != truth:
             self._scheduler.fail(f"{what} at {as_of}: {_difference(found, truth)}")
 
-    def listened(self, found: Counter[tuple[Hashable, int]], *, as_of: int, frontier: Antichain, what: str) -> None:
-        """A listener from `as_of` has reached `frontier` and has received `found`, by (data, time)."""
+    def listened(
+        self,
+        found: Counter[tuple[Hashable, int]],
+        *,
+        as_of: int,
+        frontier: Antichain,
+        what: str,
+        width: int | None = None,
+    ) -> None:
+        """A listener of `width` columns from `as_of` has reached `frontier` and has received `found`, by (data, time)."""
         truth: Counter[tuple[Hashable, int]] = Counter()
         for data, time, diff in self.oracle.updates:
             if as_of < time and not frontier.less_equal(time):
-                truth[data, time] += diff
+                truth[cut(data, width), time] += diff  # type: ignore[arg-type]  # a row
         truth = Counter({key: diff for key, diff in truth.items() if diff})
         if found != truth:
             self._scheduler.fail(f"{what} from {as_of} to {frontier}: {_difference(found, truth)}")

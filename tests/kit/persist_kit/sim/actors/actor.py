@@ -12,13 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from persist_engine.base.errors import ForkedLog, MissingBlob, ShardLost, ShardNotFound, Unavailable
 from persist_engine.client.client import PersistClient
-from persist_engine.rows.schema import Schema
 
 from persist_kit.sim.scheduler import Process
-from persist_kit.world import SCHEMA
 
 if TYPE_CHECKING:
     from persist_engine.table.database import Database
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 WAIT_S = 0.05
 #: How long an actor without a log waits for a recovery before it looks again.
 RECOVERY_MS = 40
-#: The schema that SCHEMA evolves to in some histories. Contents are compared by the fields of SCHEMA.
-WIDER = Schema(key=SCHEMA.key, val=pa.schema([*SCHEMA.val, ("note", pa.string())]))
 
 
 @dataclass

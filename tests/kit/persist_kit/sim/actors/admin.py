@@ -17,7 +17,6 @@ from persist_kit.sim.actors.actor import Actor
 from persist_kit.sim.actors.upkeep import CRITICAL_ID
 from persist_kit.sim.calls import CLOSED, OPERATED_ID
 from persist_kit.sim.decided import Decided
-from persist_kit.world import SCHEMA
 
 _OWNER = Owner("operator", "default", "table")
 
@@ -36,7 +35,7 @@ class Administrator(Actor):
     """Does the work of administrators and operators beside other processes: commands, and the repeated work of the operator."""
 
     def open(self) -> None:
-        self.client.initialise(self.history.shard_id, SCHEMA)
+        self.client.initialise(self.history.shard_id, self.history.schema)
 
     def operate(self) -> None:
         machine = self.client.machine(self.history.shard_id)

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from persist_engine.base.errors import Fenced, MissingBlob
+from persist_engine.base.errors import Fenced, MissingBlob, SchemaMismatch, Unavailable
 from persist_engine.client.read.changes import Changes
 from persist_engine.client.read.handle import ReadHandle
 from persist_engine.client.read.leased import LeasedPart
@@ -17,7 +17,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.work.repair.force import force_compaction, force_gc
 
 from persist_kit.sim.actors.actor import WAIT_S, Actor, Host
-from persist_kit.world import SCHEMA
+from persist_kit.sim.actors.schemas import SCHEMAS, data_of, narrowed, width_of
 
 
 @dataclass
@@ -35,8 +35,8 @@ class Reader(Actor):
     def open(self) -> None:
         plan = self.history.plan
         self.listening: _Listening | None = None
-        self.client.initialise(self.history.shard_id, SCHEMA)
-        schema = self.rng.choice([SCHEMA, None])
+        self.client.initialise(self.history.shard_id, self.history.schema)
+        schema = self.rng.choice([self.history.schema, self.client.schema(self.history.shard_id), None])
         self.handle = self.client.open_leased_reader(
             self.history.shard_id, schema, purpose=self.name, lease_ms=plan.lease_ms
         )
@@ -51,6 +51,20 @@ class Reader(Actor):
             self.rng.choices(ways, weights=[5, 5, 2, 2, 1])[0]()
         except (Fenced, MissingBlob) as error:
             self.lost(error)
+        except SchemaMismatch as error:
+            self.outgrown(error)
+
+    def outgrown(self, error: SchemaMismatch) -> None:
+        """Checks that the reader met a size that its narrower column does not hold. It continues with the newest schema."""
+        if self.handle.schema != SCHEMAS[-2] or self.client.schema(self.history.shard_id) != SCHEMAS[-1]:
+            raise error
+        self.history.scheduler.note(f"{self.name} must begin again: {error}")
+        self._open()
+
+    @property
+    def width(self) -> int:
+        """The number of columns that its handle reads."""
+        return width_of(self.handle.schema)
 
     def lost(self, error: Fenced | MissingBlob) -> None:
         """Checks that the reader lost its data only together with its lease."""
@@ -70,7 +84,8 @@ class Reader(Actor):
         with answer:
             for _ in range(self.rng.randint(1, 2)):
                 self.history.scheduler.pause(self.rng.choice([0, 0, 50, 300]))
-                self.history.witness.read(self._contents(answer), as_of=as_of, what=f"snapshot of {self.name}")
+                what = f"snapshot of {self.name}"
+                self.history.witness.read(self._contents(answer), as_of=as_of, what=what, width=self.width)
 
     def listen(self) -> None:
         """Starts to listen, or continues for a few batches."""
@@ -107,7 +122,7 @@ class Reader(Actor):
             if isinstance(event, Progress):
                 break
             found.update(contents(event.table))
-        self.history.witness.read(found, as_of=as_of, what=f"subscription of {self.name}")
+        self.history.witness.read(found, as_of=as_of, what=f"subscription of {self.name}", width=self.width)
 
     def downgrade(self) -> None:
         as_of = self._time()
@@ -157,12 +172,15 @@ class Reader(Actor):
         for event in events:
             if isinstance(event, Updates):
                 for update in event.table.to_pylist():
-                    data = update["key"]["id"], update["val"]["name"]
-                    listening.found[data, update["time"]] += update["diff"]
+                    listening.found[data_of(update), update["time"]] += update["diff"]
                 continue
             found = Counter({key: diff for key, diff in listening.found.items() if diff})
             self.history.witness.listened(
-                found, as_of=listening.as_of, frontier=event.frontier, what=f"listener of {self.name}"
+                found,
+                as_of=listening.as_of,
+                frontier=event.frontier,
+                what=f"listener of {self.name}",
+                width=self.width,
             )
 
 
@@ -175,6 +193,8 @@ class Examiner(Reader):
             self.rng.choices(ways, weights=[5, 3, 4, 1])[0]()
         except (Fenced, MissingBlob) as error:
             self.lost(error)
+        except SchemaMismatch as error:
+            self.outgrown(error)
 
     def stir(self) -> None:
         """Releases times that no reader holds, then compacts and collects, as other processes may do at any time."""
@@ -198,8 +218,13 @@ class Examiner(Reader):
             for _ in range(self.rng.randint(1, 2)):
                 self.stir()
                 found = self._changed(answer)
-                frontier = Antichain.of(upto + 1)
-                self.history.witness.listened(found, as_of=after, frontier=frontier, what=f"changes of {self.name}")
+                self.history.witness.listened(
+                    found,
+                    as_of=after,
+                    frontier=Antichain.of(upto + 1),
+                    what=f"changes of {self.name}",
+                    width=self.width,
+                )
 
     def _changed(self, changes: Changes) -> Counter[tuple[Hashable, int]]:
         if self.rng.random() < 0.6:
@@ -212,11 +237,12 @@ class Examiner(Reader):
             tables = [pa.Table.from_batches([batch]) for batch in batches]
         found: Counter[tuple[Hashable, int]] = Counter()
         for update in (update for table in tables for update in table.to_pylist()):
-            found[(update["key"]["id"], update["val"]["name"]), update["time"]] += update["diff"]
+            found[data_of(update), update["time"]] += update["diff"]
         return Counter({key: diff for key, diff in found.items() if diff})
 
     def filtered(self) -> None:
         as_of, name = self._time(), self.rng.choice(["own", "shared", "a"])
+        keys = len(self.history.schema.key)
         if as_of is None:
             return
         answer = self.handle.snapshot(as_of, where=[("val.name", "=", name)], timeout_s=WAIT_S)
@@ -226,8 +252,10 @@ class Examiner(Reader):
         with answer:
             self.stir()
             found = contents(answer.to_table())
-        truth = self.history.witness.oracle.contents(as_of)
-        wanted = Counter({data: count for data, count in truth.items() if data[1] == name})  # type: ignore[index]  # (id, name)
+        truth = narrowed(self.history.witness.oracle.contents(as_of), self.width)
+        wanted = Counter(
+            {data: count for data, count in truth.items() if len(data) == keys or data[keys] == name}  # type: ignore[index,arg-type]  # rows
+        )  # a condition keeps errors
         if found != wanted:
             self.history.scheduler.fail(f"{self.name} reads {dict(found)} of {name} at {as_of}, not {dict(wanted)}")
 
@@ -255,6 +283,9 @@ class Examiner(Reader):
                         found.update(contents(table))
             except MissingBlob as error:
                 failed.append(error)
+            except Unavailable as error:
+                self.history.scheduler.note(f"parts of {self.name} are not fetched: {error}")
+                return
             fetched.append(host)
 
         fetched: list[Host] = []
@@ -263,15 +294,15 @@ class Examiner(Reader):
             return self.lost(failed[0])
         if fetched:
             held = Counter({data: count for data, count in found.items() if count})
-            self.history.witness.read(held, as_of=as_of, what=f"parts of {self.name}")
+            self.history.witness.read(held, as_of=as_of, what=f"parts of {self.name}", width=self.width)
         for part in parts:
             self.handle.return_part(part)
         return None
 
 
 def contents(table: pa.Table) -> Counter[Hashable]:
-    """The rows as an Oracle counts them: the number of each (id, name)."""
+    """The number of each row, without zeros."""
     found: Counter[Hashable] = Counter()
     for update in table.to_pylist():
-        found[update["key"]["id"], update["val"]["name"]] += update["diff"]
+        found[data_of(update)] += update["diff"]
     return found

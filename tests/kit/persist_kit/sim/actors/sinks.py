@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from persist_engine.base.errors import (
     BatchExpired,
@@ -20,12 +20,14 @@ from persist_engine.base.errors import (
 )
 from persist_engine.client.client import PersistClient
 from persist_engine.dataflow.open import open_sink as open_plain_sink
-from persist_engine.dataflow.sink.handle import Sink
+from persist_engine.dataflow.sink.handle import Sink, SinkInput
+from persist_engine.flow.refresh import Refresh
 from persist_engine.model.frontier import Antichain
 from persist_engine.testing.oracle import Oracle, Update
 from persist_engine.work.perform import perform
 
 from persist_kit.sim.actors.actor import WAIT_S, Actor
+from persist_kit.sim.actors.schemas import Data
 from persist_kit.sim.calls import CLOSED
 from persist_kit.sim.decided import Decided
 from persist_kit.world import SCHEMA, row
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 #: The desired collection changes before this time, then never again.
 _END = 24
+#: The share of the histories whose sinks show their input only at refreshes.
+_REFRESHED = 0.3
 #: The time limit of the last sink of a history, in calm weather.
 _PATIENCE_S = 60
 #: The errors that may end a sink: the store was unavailable for too long; the sink missed history; an orphan scan deleted its staged parts.
@@ -45,27 +49,36 @@ _ENDS = (Unavailable, Fenced, MissingBlob, BatchExpired)
 class DesiredCollection:
     """The input of all sinks of a history: a function of its seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, errs: bool) -> None:
         rng = random.Random(f"desired {seed}")  # noqa: S311 - repeatable on purpose
         self.updates: list[Update] = []
-        there: list[Hashable] = []
+        there: list[Data] = []
         for time in range(_END):
             for _ in range(rng.choice([0, 0, 1, 2])):
                 if there and rng.random() < 0.4:
                     self.updates.append((there.pop(rng.randrange(len(there))), time, -1))
                 else:
                     there.append((rng.randrange(5), rng.choice("ab")))
+                    if errs:
+                        there[-1] = rng.choice([(None, "broken"), (there[-1][0], None, there[-1][1])])
                     self.updates.append((there[-1], time, 1))
+
+        self.refresh: Refresh | None = None
+        if rng.random() < _REFRESHED:
+            self.refresh = Refresh(
+                every=rng.choice([2, 3, 5]), aligned_to=rng.randrange(3), at=tuple(rng.sample(range(_END), 1))
+            )
 
     def between(self, lower: int, upper: int) -> list[Update]:
         """The changes at times in [lower, upper)."""
         return [update for update in self.updates if lower <= update[1] < upper]
 
     def contents(self, time: int) -> Counter[Hashable]:
-        """The desired number of each (id, name) at `time`."""
+        """The number of each row that the shard must show at `time`: what is desired or, with refreshes, was so at the last one."""
+        shown = time if self.refresh is None else self.refresh.last_before(time + 1)
         sums: Counter[Hashable] = Counter()
         for data, at, diff in self.updates:
-            if at <= time:
+            if shown is not None and at <= shown:
                 sums[data] += diff
         return +sums
 
@@ -164,7 +177,7 @@ class Sinker(Actor):
             feed(self.history, sink, 0, self.frontier, rng=self.rng)
             sink.wait_for_upper(Antichain.of(self.frontier), timeout_s=20 * WAIT_S)
             sink.close()
-            reader = host.client.open_leased_reader(self.history.shard_id, SCHEMA, purpose="replacement")
+            reader = host.client.open_leased_reader(self.history.shard_id, self.history.schema, purpose="replacement")
             upper = self.history.client_upper(host.client)
             reader.downgrade_since(upper if not upper.time else Antichain.of(upper.time - 1))
             reader.expire()
@@ -191,16 +204,36 @@ def open_sink(history: History, client: PersistClient, *, workers: int, as_of: i
     correcting = Correcting(history.desired, as_of)
     history.correcting.append(correcting)
     with history.scheduler.doing(correcting):
-        return open_plain_sink(client, history.shard_id, SCHEMA, workers=workers, as_of=as_of, read_only=read_only)
+        return open_plain_sink(
+            client,
+            history.shard_id,
+            SCHEMA,
+            workers=workers,
+            as_of=as_of,
+            read_only=read_only,
+            errors=history.plan.errs,
+            refresh=history.desired.refresh,
+        )
 
 
 def feed(history: History, sink: Sink, lower: int, upper: int, *, rng: random.Random) -> None:
     """Inserts the desired changes in [lower, upper), each through a random input."""
     ways = [(rng.choice(sink.inputs), update) for update in history.desired.between(lower, upper)]
     for each in sink.inputs:
-        rows = [(*data, time, diff) for way, (data, time, diff) in ways if way is each]  # type: ignore[misc]  # (id, name)
-        each.insert([row(*update) for update in rows])
+        updates: list[tuple[Any, int, int]] = [update for way, update in ways if way is each]
+        has_errors_last = history.plan.errs and rng.random() < 0.5
+        if history.plan.errs and not has_errors_last:
+            _feed_errors(each, updates, upper)
+        each.insert([row(data[0], data[-1], time, diff) for data, time, diff in updates if data[0] is not None])
         each.advance(Antichain.of(upper))
+        if has_errors_last:
+            history.scheduler.pause(rng.choice([0, 10]))
+            _feed_errors(each, updates, upper)
+
+
+def _feed_errors(each: SinkInput, updates: list[tuple[Any, int, int]], upper: int) -> None:
+    each.insert_errors([(data[1], time, diff) for data, time, diff in updates if data[0] is None])
+    each.advance_errors(Antichain.of(upper))
 
 
 def settle_sink(history: History, host: Host) -> None:

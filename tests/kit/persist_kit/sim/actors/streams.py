@@ -24,6 +24,7 @@ from persist_engine.model.state import SourceProgress
 from persist_engine.testing.oracle import Oracle
 
 from persist_kit.sim.actors.actor import WAIT_S, Actor
+from persist_kit.sim.actors.schemas import data_of
 from persist_kit.sim.actors.tables import Fates
 from persist_kit.sim.decided import Decided
 from persist_kit.world import SCHEMA, row
@@ -37,7 +38,7 @@ Rows = Counter[Hashable]
 
 
 def source_rows(seed: int, batch: int) -> Rows:
-    """The updates of one batch of the source of `seed`, as diffs: some rows of its own, and perhaps the end of a row of the batch before."""
+    """The updates of one batch of the source of `seed`, as diffs: some own rows, and perhaps the end of a row of the batch before."""
     rng = random.Random(f"source {seed} {batch}")  # noqa: S311 - repeatable on purpose
     first = _FIRST_ID + 10 * batch
     rows: Rows = Counter({(first + index, "streamed"): 1 for index in range(rng.choice([0, 1, 1, 2, 3]))})
@@ -50,6 +51,10 @@ def source_rows(seed: int, batch: int) -> Rows:
 def _number(progress: SourceProgress | None) -> int:
     """The last batch before a position; -1 before the first."""
     return -1 if progress is None else int(progress.token.split()[0])
+
+
+class _Closed(Exception):
+    """The shard is closed, so the stream ends."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,8 @@ class Driver(Actor):
             self.rng.choices(ways, weights=[8, 1, 1] if self._writes else [4, 2, 1])[0]()
         except BatchExpired:
             self.history.staged_too_early += 1
+        except _Closed:
+            self.left = 0
         except AmbiguousAppend:
             if not self.history.may_be_ambiguous:
                 raise
@@ -187,10 +194,16 @@ class Driver(Actor):
         self.history.witness.saw_progress(_SINK, None if stored is None else stored.token, since_seqno=begun)
         return stored
 
+    def _upper(self) -> Antichain:
+        upper = self.handle.fetch_recent_upper()
+        if upper.is_empty():
+            raise _Closed
+        return upper
+
     def _passed(self, call: Streaming) -> AppendOutcome:
         """Commits a position without rows."""
         with self.history.scheduler.doing(call):
-            upper = self.handle.fetch_recent_upper()
+            upper = self._upper()
             for _ in range(_TRIES_MAX):
                 answer = self.handle.compare_and_append_batch(
                     [],
@@ -201,12 +214,12 @@ class Driver(Actor):
                 )
                 if not isinstance(answer, UpperMismatch):
                     break
-                upper = answer.current
+                upper = self._upper()
         return answer
 
     def _appended(self, call: Streaming, stored: SourceProgress | None, number: int, rows: Rows) -> AppendOutcome:
         """Appends a batch, which this driver or another one has staged, and moves it to a later time after a lost race."""
-        upper = self.handle.fetch_recent_upper()
+        upper = self._upper()
         batch, is_shared = self._staged(stored, number, rows, upper)
         expected: SourceProgress | bytes | None = stored if is_shared else call.expected_progress
         try:
@@ -226,9 +239,9 @@ class Driver(Actor):
                     )
                 if not isinstance(answer, UpperMismatch):
                     break
-                upper = answer.current
-        except BatchExpired:
-            batch.mark_spent("too old")
+                upper = self._upper()
+        except (BatchExpired, _Closed):
+            batch.mark_spent("not appended")
             if call.fates.of(self.history.witness.oracle).commits:
                 self.history.scheduler.fail(f"{call} is refused, and has happened")
             raise
@@ -342,7 +355,7 @@ class Driver(Actor):
         timed: Counter[tuple[Hashable, int]] = Counter()
         with answer:
             for update in answer.to_table().to_pylist():
-                data = update["key"]["id"], update["val"]["name"]
+                data = data_of(update)
                 timed[data, update["time"]] += update["diff"]
                 if data[0] >= _FIRST_ID:
                     found[data] += update["diff"]

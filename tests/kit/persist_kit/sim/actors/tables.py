@@ -6,6 +6,7 @@ happens once, however often it is repeated; and `expected` is the time of the wr
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from persist_engine.table.writing import Written
 from persist_engine.testing.oracle import Oracle
 
 from persist_kit.sim.actors.actor import Actor
+from persist_kit.sim.actors.schemas import ALTERATIONS, LARGE, SMALL, Data, added_names, cut, narrowed, position_of
 from persist_kit.sim.calls import CLOSED
 from persist_kit.sim.decided import Decided
 from persist_kit.sim.locks import SimThread
@@ -76,7 +78,7 @@ class Transaction:
     """One version of the application that all actors represent, and its call."""
 
     version: int
-    rows: tuple[tuple[int, str], ...]
+    rows: tuple[Data, ...]
     fates: Fates
 
 
@@ -163,6 +165,9 @@ class Tabler(Actor):
 
     def operate(self) -> None:
         writes = [self.append, self.upsert, self.delete, self.overwrite]
+        # In most histories all actors prefer the same write, so that conflicts are often with writes of the same kind.
+        preferred = random.Random(f"preferred {self.history.plan.seed}").randrange(len(writes) + 1)  # noqa: S311 - repeatable on purpose
+        writes += writes[preferred : preferred + 1] * 5
         others = [self.scan, self.scan, self.follow, self.changes, self.look_after, self.alter]
         try:
             self.rng.choice(writes if self.rng.random() < 0.6 else others)()
@@ -196,8 +201,8 @@ class Tabler(Actor):
         self._unsettled = None
 
     def upsert(self) -> None:
-        rows = [(key, self.rng.choice(_NAMES)) for key in self.rng.sample(range(_KEYS), self.rng.randint(1, 3))]
-        keys = {key for key, _ in rows}
+        rows = [self._row(key) for key in self.rng.sample(range(_KEYS), self.rng.randint(1, 3))]
+        keys = {row[0] for row in rows}
 
         def wanted(before: Contents) -> Contents:
             return _only(before, lambda key, _: key not in keys) + Counter(rows)
@@ -259,7 +264,7 @@ class Tabler(Actor):
         if call.txn is None or stored is None or int(stored.token) < call.txn.version:
             self.history.scheduler.fail(f"{call} counts as done, and {stored} is stored")
 
-    def _transaction(self, rows: list[tuple[int, str]]) -> Transaction | None:
+    def _transaction(self, rows: list[Data]) -> Transaction | None:
         if self.rng.random() < 0.5:
             return None
         known = self.history.transactions
@@ -268,11 +273,24 @@ class Tabler(Actor):
         known.append(Transaction(len(known), tuple(rows), Fates()))
         return known[-1]
 
-    def _rows(self) -> list[tuple[int, str]]:
-        return [(self.rng.randrange(_KEYS), self.rng.choice(_NAMES)) for _ in range(self.rng.randint(1, 4))]
+    def _rows(self) -> list[Data]:
+        return [self._row(self.rng.randrange(_KEYS)) for _ in range(self.rng.randint(1, 4))]
 
-    def _frame(self, rows: list[tuple[int, str]]) -> Any:
-        frame = pa.table({"id": [key for key, _ in rows], "name": [name for _, name in rows]})
+    def _row(self, key: int) -> Data:
+        """A row of the newest schema that this process knows."""
+        fields = self.table.schema
+        sizes = [None, SMALL]
+        if "size" in fields.names and fields.field("size").type == pa.int64():
+            sizes.append(LARGE)
+        added: dict[str, list[Any]] = {"note": [None, "x"], "size": sizes}
+        return cut((key, self.rng.choice(_NAMES), *(self.rng.choice(added[name]) for name in fields.names[2:])))
+
+    def _frame(self, rows: list[Data]) -> Any:
+        """The rows as a frame, with all columns of the newest schema that this process, or the one that made the rows, knows."""
+        width = max(len(self.table.schema.names), *(len(each) for each in rows))
+        names = ("id", "name", *added_names(width))
+        columns = [[*each, *[None] * (len(names) - len(each))] for each in rows]
+        frame = pa.table({name: [each[index] for each in columns] for index, name in enumerate(names)})
         return frame.to_reader(max_chunksize=2) if self.rng.random() < 0.3 else frame
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -288,14 +306,15 @@ class Tabler(Actor):
         for _ in range(self.rng.randint(1, 2)):
             self.history.scheduler.pause(self.rng.choice([0, 0, 50, 300]))
             try:
-                found = scan.to_arrow().select(["id", "name"]).to_pylist()
+                found = scan.to_arrow()
             except InvalidUsage:
                 if self._is_readable(scan.time):
                     raise
                 return
-            truth = _only(self.history.witness.oracle.contents(scan.time), fulfils)
-            if Counter((each["id"], each["name"]) for each in found) != truth:
-                self.history.scheduler.fail(f"scan at {scan.time} where {where}: {found} instead of {dict(truth)}")
+            truth = narrowed(_only(self.history.witness.oracle.contents(scan.time), fulfils), found.num_columns)
+            rows = Counter(cut(each.values()) for each in found.to_pylist())
+            if rows != truth:
+                self.history.scheduler.fail(f"scan at {scan.time} where {where}: {rows} instead of {dict(truth)}")
 
     def changes(self) -> None:
         """The changes between two times that were written."""
@@ -306,12 +325,12 @@ class Tabler(Actor):
         since = self.rng.choice([since, max(since, upto - self.rng.randint(0, 3))])
         feed = self.table.changes(since, upto=upto)
         try:
-            rows = feed.to_arrow().to_pylist()
+            found = feed.to_arrow()
         except InvalidUsage:
             if self._is_readable(since):
                 raise
             return
-        self._judge(rows, since=since, upto=upto, what="changes")
+        self._judge([found], since=since, upto=upto, what="changes")
 
     def follow(self) -> None:
         """Follows new writes until another thread closes the feed."""
@@ -321,33 +340,34 @@ class Tabler(Actor):
         feed = self.table.changes(since, follow=True)
         closer = SimThread(self.history.scheduler, target=lambda: self._close_later(feed), name="closer")
         closer.start()
-        rows: list[dict[str, Any]] = []
+        rows: list[pa.Table] = []
         try:
             for batch in feed.to_batches():
-                rows += batch.to_pylist()
+                rows.append(pa.Table.from_batches([batch]))
         except InvalidUsage:
             if self._is_readable(since):
                 raise
             return
         finally:
             feed.close()
-        if rows:
-            self._judge(rows, since=since, upto=rows[-1]["_time"], what="feed that follows")
+        if rows and rows[-1].num_rows:
+            self._judge(rows, since=since, upto=rows[-1].column("_time")[-1].as_py(), what="feed that follows")
 
     def _close_later(self, feed: ChangeFeed) -> None:
         self.history.scheduler.pause(self.rng.choice(_FOLLOWED_MS))
         feed.close()
 
-    def _judge(self, rows: list[dict[str, Any]], *, since: int, upto: int, what: str) -> None:
+    def _judge(self, tables: list[pa.Table], *, since: int, upto: int, what: str) -> None:
         found: Counter[tuple[Hashable, int]] = Counter()
-        for each in rows:
+        width = min(table.schema.field("_after").type.num_fields for table in tables)
+        for each in (each for table in tables for each in table.to_pylist()):
+            self.history.table_changes += 1
             for row, diff in ((each["_before"], -1), (each["_after"], 1)):
                 if row is not None:
-                    found[(row["id"], row["name"]), each["_time"]] += diff
+                    found[cut(row.values(), width), each["_time"]] += diff
         found = Counter({key: diff for key, diff in found.items() if diff})
-        self.history.table_changes += len(rows)
         what = f"{what} of {self.name}"
-        self.history.witness.listened(found, as_of=since, frontier=Antichain.of(upto + 1), what=what)
+        self.history.witness.listened(found, as_of=since, frontier=Antichain.of(upto + 1), what=what, width=width)
 
     # -- looking after it ---------------------------------------------------------------------------------------------
 
@@ -358,13 +378,14 @@ class Tabler(Actor):
         ways: list[dict[str, Any]] = [{"bloom": ["name"]}, {"bloom": []}]
         if self.history.plan.retain_ms is not None:
             ways.append({"retain": self.rng.choice(["none", 1, 20])})
-        if self.history.plan.evolves and "note" not in self.table.schema.names:
-            ways.append({"add": "note STRING"})
+        step = position_of(self.client.schema(self.history.shard_id))
+        if self.history.plan.evolves and step < len(ALTERATIONS):
+            ways += [ALTERATIONS[step]] * 4
         chosen = self.rng.choice(ways)
         try:
             self.table.alter(**chosen)
         except InvalidUsage:  # another process has added it
-            if "add" not in chosen or "note" not in self.table.schema.names:
+            if "add" not in chosen or position_of(self.client.schema(self.history.shard_id)) <= step:
                 raise
 
     def _condition(self) -> tuple[str, Callable[[int, str], bool]]:
@@ -386,4 +407,4 @@ class Tabler(Actor):
 
 
 def _only(before: Contents, is_kept: Callable[[int, str], bool]) -> Contents:
-    return Counter({data: count for data, count in before.items() if is_kept(*data)})  # type: ignore[misc]  # (id, name)
+    return Counter({data: count for data, count in before.items() if is_kept(data[0], data[1])})  # type: ignore[index]  # a row

@@ -24,7 +24,6 @@ from persist_engine.work.rollup import write_rollup
 from persist_kit.sim.actors.actor import WAIT_S, Actor
 from persist_kit.sim.actors.writer import Writer
 from persist_kit.sim.calls import CLOSED, Takeover, frontier_of
-from persist_kit.world import SCHEMA
 
 CRITICAL_ID = CriticalReaderId.from_bytes(b"\xcc" * 16)
 
@@ -33,7 +32,7 @@ class Maintainer(Actor):
     """Performs one kind of maintenance from time to time, when it is due."""
 
     def open(self) -> None:
-        self.client.initialise(self.history.shard_id, SCHEMA)
+        self.client.initialise(self.history.shard_id, self.history.schema)
 
     def operate(self) -> None:
         machine = self.client.machine(self.history.shard_id)
@@ -117,7 +116,7 @@ class Downgrader(Actor):
     handle: SinceHandle
 
     def open(self) -> None:
-        self.client.initialise(self.history.shard_id, SCHEMA)
+        self.client.initialise(self.history.shard_id, self.history.schema)
         opaque = f"{self.name}-{self.left}".encode()
         self.handle = self.client.open_critical_since(
             self.history.shard_id, CRITICAL_ID, opaque=opaque, purpose=self.name
@@ -150,7 +149,7 @@ class Closer(Downgrader):
         self._open_writer()
 
     def _open_writer(self) -> None:
-        self.writer = self.client.open_writer(self.history.shard_id, SCHEMA, purpose=self.name)
+        self.writer = self.client.open_writer(self.history.shard_id, self.history.schema, purpose=self.name)
 
     def operate(self) -> None:
         upper = self.history.client_upper(self.client)

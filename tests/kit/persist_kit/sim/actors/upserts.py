@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-from persist_engine.base.errors import AmbiguousAppend, BatchExpired, Fenced, InvalidUsage, MissingBlob
+from persist_engine.base.errors import AmbiguousAppend, BatchExpired, Fenced, InvalidUsage, MissingBlob, SchemaMismatch
 from persist_engine.client.write.outcomes import ProgressMismatch, UpperMismatch
 from persist_engine.dataflow.open import open_upsert
 from persist_engine.dataflow.upsert.handle import Upserted, UpsertHandle
 from persist_engine.dataflow.upsert.stores import Backend
 from persist_engine.model.frontier import DATA_TIME_MAX, Antichain
+from persist_engine.rows.schema import Schema
 from persist_engine.testing.oracle import Oracle
 
 from persist_kit.sim.actors.actor import Actor
+from persist_kit.sim.actors.schemas import LARGE, SCHEMAS, SMALL, Data, cut, position_of
 from persist_kit.sim.calls import CLOSED
 from persist_kit.sim.decided import Decided
 from persist_kit.world import SCHEMA
@@ -28,28 +30,31 @@ from persist_kit.world import SCHEMA
 _KEYS = 5
 #: The feeds, each with its range of keys.
 _FEEDS = {"feed1": range(3), "feed2": range(3, _KEYS)}
-Values = dict[int, str]
+_NAMES: tuple[Data | None, ...] = (("a",), ("b",), ("c",), None)
+Values = dict[int, Data]
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command. `name` None deletes. Among the commands of one key at one time, the greatest order wins."""
+    """One command. `value`, the name and the columns of newer schemas, is None to delete. Among the commands of one key at one time, the
+    greatest order wins.
+    """
 
     key: int
-    name: str | None
+    value: Data | None
     order: int
     time: int = 0
 
 
-def _after(values: Mapping[int, str], commands: list[Command], *, time: int | None) -> Values:
+def _after(values: Mapping[int, Data], commands: list[Command], *, time: int | None) -> Values:
     """`values` after all commands, or after those up to `time`."""
     out = dict(values)
     for command in sorted(commands, key=lambda command: (command.time, command.order)):
         if time is None or command.time <= time:
-            if command.name is None:
+            if command.value is None:
                 out.pop(command.key, None)
             else:
-                out[command.key] = command.name
+                out[command.key] = command.value
     return out
 
 
@@ -119,7 +124,7 @@ class Upserting(Decided):
 def _values(oracle: Oracle, time: int) -> Values | None:
     """The value of each key at `time`. None when a key has several values."""
     rows = oracle.contents(time)
-    values: Values = dict(list(rows))  # type: ignore[arg-type]  # (id, name)
+    values: Values = {data[0]: data[1:] for data in rows}  # type: ignore[index]  # a row
     return values if len(values) == len(rows) and all(count == 1 for count in rows.values()) else None
 
 
@@ -132,7 +137,10 @@ class Upserter(Actor):
         self._backend: Backend = self.rng.choice(["memory", "shard"])
         self._positions: dict[str, bytes | None] = {}
         """The progress of each feed after the last batch that this process upserted, or found."""
-        self.handle = open_upsert(self.client, self.history.shard_id, SCHEMA, backend=self._backend, purpose=self.name)
+        shard_id = self.history.shard_id
+        self.client.initialise(shard_id, SCHEMA)
+        self.schema = self.client.schema(shard_id)
+        self.handle = open_upsert(self.client, shard_id, self.schema, backend=self._backend, purpose=self.name)
 
     def close(self) -> None:
         if self.rng.random() < 0.7:
@@ -143,7 +151,13 @@ class Upserter(Actor):
         stream = self.upsert if self._backend == "shard" else self.stream
         ways = [self.upsert, stream, self.feed] if by_clock else [self.agree] * 3
         try:
-            self.rng.choices([*ways, self.upsert_at, self.hydrate, self.restart], weights=[3, 2, 5, 3, 1, 1])[0]()
+            others = [self.upsert_at, self.hydrate, self.evolve if self.history.plan.evolves else self.restart]
+            self.rng.choices([*ways, *others], weights=[3, 2, 5, 3, 1, 2])[0]()
+        except SchemaMismatch as error:
+            if self.client.schema(self.history.shard_id) == self.schema:
+                raise
+            self.history.scheduler.note(f"{self.name} must begin again: {error}")
+            self._open()
         except (Fenced, MissingBlob) as error:
             self.history.scheduler.note(f"{self.name} hydrates next time: {error}")
         except AmbiguousAppend:
@@ -161,13 +175,16 @@ class Upserter(Actor):
     def upsert(self) -> None:
         """Upserts at a time that the handle chooses."""
         commands = self._commands(0, 1)
-        self._carry_out(Upserting(commands), lambda: self.handle.upsert(_table(commands, has_time=False)))
+        self._carry_out(Upserting(commands), lambda: self.handle.upsert(_table(commands, self.schema, has_time=False)))
 
     def stream(self) -> None:
         """Upserts in two tables, of which the later wins."""
         commands = self._commands(0, 1)
         cut = self.rng.randint(0, len(commands))
-        tables = [_table(part, has_time=False).drop_columns(["order"]) for part in (commands[:cut], commands[cut:])]
+        tables = [
+            _table(part, self.schema, has_time=False).drop_columns(["order"])
+            for part in (commands[:cut], commands[cut:])
+        ]
         self._carry_out(Upserting(commands), lambda: self.handle.upsert_stream(tables))
 
     def feed(self) -> None:
@@ -181,11 +198,10 @@ class Upserter(Actor):
         number = 0 if stored is None else int(stored) + 1
         drawn = random.Random(f"{name} {number} {self.history.plan.seed}")  # noqa: S311 - repeatable on purpose
         commands = [
-            Command(drawn.choice(_FEEDS[name]), drawn.choice(["a", "b", "c", None]), order)
-            for order in range(drawn.randint(1, 3))
+            Command(drawn.choice(_FEEDS[name]), drawn.choice(_NAMES), order) for order in range(drawn.randint(1, 3))
         ]
         call = Upserting(commands, progress=(name, str(number).encode()), expected=stored)
-        table = _table(commands, has_time=False)
+        table = _table(commands, self.schema, has_time=False)
         if self._carry_out(
             call,
             lambda: self.handle.upsert(table, progress=call.progress, expected_progress=call.expected_progress),
@@ -212,7 +228,7 @@ class Upserter(Actor):
         """Upserts the input that all replicas share, from its beginning to some time."""
         rng = random.Random(f"agreed {self.history.plan.seed}")  # noqa: S311 - repeatable on purpose
         commands = [
-            Command(rng.randrange(_KEYS), rng.choice(["a", "b", "c", None]), order, time)
+            Command(rng.randrange(_KEYS), rng.choice(_NAMES), order, time)
             for time in range(24)
             for order in range(rng.choice([0, 1, 2]))
         ]
@@ -230,6 +246,12 @@ class Upserter(Actor):
         with self.history.scheduler.doing(Upserting([])):
             self.handle.hydrate()
 
+    def evolve(self) -> None:
+        """Evolves the schema. This handle, and those of other processes, must not retract rows under their schema any more."""
+        step = position_of(self.client.schema(self.history.shard_id)) + 1
+        if step < len(SCHEMAS):
+            self.client.evolve_schema(self.history.shard_id, SCHEMAS[step])
+
     def restart(self) -> None:
         try:
             self.handle.expire()
@@ -241,12 +263,19 @@ class Upserter(Actor):
         return [
             Command(
                 self.rng.randrange(_KEYS),
-                self.rng.choice(["a", "b", "c", None]),
+                self._value(),
                 order,
                 self.rng.randrange(lower, upper),
             )
             for order in range(self.rng.randint(1, 4))
         ]
+
+    def _value(self) -> Data | None:
+        """A value of the handle's schema."""
+        value = self.rng.choice(_NAMES)
+        sizes = [None, SMALL, *([LARGE] if self.schema == SCHEMAS[-1] else [])]
+        added = [self.rng.choice(each) for each in ([None, "x", "x"], sizes)][: len(self.schema.val) - 1]
+        return None if value is None else cut((*value, *added))
 
     def _at(
         self,
@@ -256,7 +285,7 @@ class Upserter(Actor):
         expected: bytes | None = None,
     ) -> None:
         shuffled = self.rng.sample(commands, len(commands))
-        table = _table(shuffled, has_time=True)
+        table = _table(shuffled, self.schema, has_time=True)
         self._carry_out(
             Upserting(commands, end, progress=progress, expected=expected),
             lambda: self.handle.upsert_at(
@@ -301,9 +330,12 @@ class Upserter(Actor):
         return isinstance(answer, Upserted)
 
 
-def _table(commands: list[Command], *, has_time: bool) -> pa.Table:
-    key = pa.array([{"id": command.key} for command in commands], SCHEMA.key_type)
-    val = pa.array([None if command.name is None else {"name": command.name} for command in commands], SCHEMA.val_type)
+def _table(commands: list[Command], schema: Schema, *, has_time: bool) -> pa.Table:
+    key = pa.array([{"id": command.key} for command in commands], schema.key_type)
+    values = [
+        None if each.value is None else dict(zip(schema.val.names, each.value, strict=False)) for each in commands
+    ]
+    val = pa.array(values, schema.val_type)
     columns = {"key": key, "val": val, "order": pa.array([command.order for command in commands], pa.int64())}
     if has_time:
         columns["time"] = pa.array([command.time for command in commands], pa.int64())

@@ -19,12 +19,14 @@ from persist_engine.client.write.outcomes import Appended, AppendOutcome, Progre
 from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.frontier import Antichain
 from persist_engine.model.maintenance import Maintenance
+from persist_engine.rows.schema import Schema
 from persist_engine.testing.oracle import Update
 from persist_engine.work.perform import perform
 
-from persist_kit.sim.actors.actor import WAIT_S, WIDER, Actor
+from persist_kit.sim.actors.actor import WAIT_S, Actor
+from persist_kit.sim.actors.schemas import LARGE, SCHEMAS, SMALL, Data, cut, padded, position_of
 from persist_kit.sim.calls import CLOSED, Append, frontier_of
-from persist_kit.world import SCHEMA, row
+from persist_kit.world import SCHEMA
 
 #: The first id of rows that several writers share. The ids of one append's own rows are below.
 _AGREED = 1_000_000
@@ -47,23 +49,26 @@ class Writer(Actor):
 
     def open(self) -> None:
         self.schema = SCHEMA
-        if self.history.plan.evolves and self.rng.random() < 0.5:
+        if self.history.plan.evolves and self.rng.random() < 0.6:
             self.client.initialise(self.history.shard_id, SCHEMA)
-            if isinstance(self._evolved(), SchemaEvolved):
-                self.schema = WIDER
+            self.schema = self._evolved() if self.rng.random() < 0.7 else self.client.schema(self.history.shard_id)
         self.handle = self.client.open_writer(self.history.shard_id, self.schema, purpose=self.name)
 
-    def _evolved(self) -> SchemaEvolved | None:
-        """Evolves the schema. None when that is no longer possible."""
+    def _evolved(self) -> Schema:
+        """Evolves the schema by one step, unless another process is ahead or that is no longer possible. Returns the newest schema."""
+        known = self.client.schema(self.history.shard_id)
+        wider = SCHEMAS[min(position_of(known) + 1, len(SCHEMAS) - 1)]
         try:
-            answer = self.client.evolve_schema(self.history.shard_id, WIDER)
+            answer = self.client.evolve_schema(self.history.shard_id, wider)
         except InvalidUsage:
             if not self.history.witness.is_past():
                 raise
-            return None
-        if not isinstance(answer, SchemaEvolved):
+            return known
+        if isinstance(answer, SchemaEvolved):
+            return wider
+        if position_of(answer.current) <= position_of(wider):
             self.history.scheduler.fail(f"a wider schema is refused: {answer}")
-        return answer
+        return answer.current
 
     def close(self) -> None:
         if self.rng.random() < 0.5:
@@ -74,7 +79,7 @@ class Writer(Actor):
             return
         ways = [self.compare_and_append, self.append, self.stage, self.take, self.advance, self.ask_upper, self.expire]
         try:
-            self.rng.choices(ways, weights=[6, 4, 2, 4, 3, 1, 1])[0]()
+            self.rng.choices(ways, weights=[6, 4, 2, 4, 3, 1, 3 if self.history.plan.evolves else 1])[0]()
         except InvariantViolated:
             # The one case in which the outcome of an append stays unknown. As documented, the process restarts.
             if not self.history.may_be_ambiguous:
@@ -211,19 +216,25 @@ class Writer(Actor):
         self.history.rows_written += rows_max + 10
         first = self.history.rows_written
         updates: list[Update] = [
-            ((first + index, "own"), self.rng.randrange(lower, upper), 1)
+            ((first + index, "own", *self._added_columns()), self.rng.randrange(lower, upper), 1)
             for index in range(self.rng.randint(0, rows_max))
         ]
         if self.rng.random() < 0.4:
             updates.append(((0, "shared"), self.rng.randrange(lower, upper), self.rng.choice([-1, 1, 2])))
         return updates
 
+    def _added_columns(self) -> Data:
+        """The values of the columns that the handle's schema adds to SCHEMA."""
+        position = position_of(self.schema)
+        if not position:
+            return ()
+        sizes = [None, SMALL, *([LARGE] if position == len(SCHEMAS) - 1 else [])]
+        return cut((self.rng.choice([None, "x"]), self.rng.choice(sizes) if position > 1 else None))
+
     def _rows(self, updates: list[Update]) -> list[Any]:
         """The updates as rows of the handle's schema."""
-        rows = [row(data[0], data[1], time, diff) for data, time, diff in updates]  # type: ignore[index]  # (id, name)
-        if self.schema is SCHEMA:
-            return rows
-        return [((key, (*val, self.rng.choice([None, "x"]))), time, diff) for (key, val), time, diff in rows]
+        columns = [(tuple(padded(data, self.schema)), time, diff) for data, time, diff in updates]  # type: ignore[arg-type]  # a row
+        return [(((each[0],), each[1:]), time, diff) for each, time, diff in columns]
 
     def _conclude(self, append: Append, call: Callable[[], AppendOutcome]) -> bool:
         """Carries `append` out and reports it to the witness. Returns whether it was appended."""
