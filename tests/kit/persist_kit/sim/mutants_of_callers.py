@@ -179,11 +179,6 @@ def _errors_are_not_awaited(put: Put) -> None:
     put(DesiredFrontiers, "frontier", property(lambda self: self.by_stream[Stream.OK]))
 
 
-def _commits_gone_past_are_not_proven(put: Put) -> None:
-    """A commit counts although its process went past it by a rollup, perhaps of another log."""
-    put(Applier, "_prove", lambda *_: None)
-
-
 def _listed_blobs_exist(put: Put) -> None:
     """A listing counts as proof that its blobs exist, although it came in pages, from before the log was read."""
 
@@ -322,7 +317,6 @@ OF_CALLERS: dict[str, Callable[[Put], None]] = {
     "older schemas retract": _older_schemas_retract,
     "refreshes come early": _refreshes_come_early,
     "errors are not awaited": _errors_are_not_awaited,
-    "commits gone past are not proven": _commits_gone_past_are_not_proven,
     "listed blobs exist": _listed_blobs_exist,
     "changes hold no version": _changes_hold_nothing,
     "a feed skips what it waited for": _feed_skips_what_it_waited_for,

@@ -30,7 +30,7 @@ from persist_engine.storage.blob_mem import MemBlob
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.testing.oracle import Oracle, Update
 
-from persist_kit.sim.actors.schemas import cut, narrowed
+from persist_kit.sim.actors.schemas import cut, difference, narrowed
 from persist_kit.sim.calls import Append, Recovering, frontier_of, missed_progress, time_of, wrong_since, wrong_tokens
 from persist_kit.sim.decided import Decided, appended_rows
 from persist_kit.sim.named import NamesWitness
@@ -310,7 +310,7 @@ class Witness:
         """A reader of `width` columns (None: all) returned `found` as the contents at `as_of`."""
         truth = narrowed(self.oracle.contents(as_of), width)
         if found != truth:
-            self._scheduler.fail(f"{what} at {as_of}: {_difference(found, truth)}")
+            self._scheduler.fail(f"{what} at {as_of}: {difference(found, truth)}")
 
     def listened(
         self,
@@ -328,7 +328,7 @@ class Witness:
                 truth[cut(data, width), time] += diff  # type: ignore[arg-type]  # a row
         truth = Counter({key: diff for key, diff in truth.items() if diff})
         if found != truth:
-            self._scheduler.fail(f"{what} from {as_of} to {frontier}: {_difference(found, truth)}")
+            self._scheduler.fail(f"{what} from {as_of} to {frontier}: {difference(found, truth)}")
 
     def installed(self, state: ShardState) -> None:
         """A process holds `state`, which must equal that version of the log."""
@@ -492,11 +492,3 @@ class Witness:
         self.oracle.compare_and_append(
             [update for update in append.updates if lower.less_equal(update[1])], expected_upper=lower, new_upper=upper
         )
-
-
-def _difference(found: Counter[Hashable] | Counter[tuple[Hashable, int]], truth: Counter) -> str:  # type: ignore[type-arg]  # either
-    wrong = {
-        key: (found.get(key, 0), truth.get(key, 0)) for key in {*found, *truth} if found.get(key) != truth.get(key)
-    }
-    shown = ", ".join(f"{key}: {was} instead of {due}" for key, (was, due) in sorted(wrong.items(), key=repr)[:3])
-    return f"{len(wrong)} wrong, {shown}"

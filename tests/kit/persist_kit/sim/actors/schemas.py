@@ -72,3 +72,12 @@ def padded(data: Data, schema: Schema) -> Iterator[Any]:
     """The columns of a row of `schema`."""
     yield from data
     yield from [None] * (width_of(schema) - len(data))
+
+
+def difference(found: Counter[Hashable] | Counter[tuple[Hashable, int]], truth: Counter) -> str:  # type: ignore[type-arg]  # either
+    """What a reader found too much or too little, for a message."""
+    wrong = {
+        key: (found.get(key, 0), truth.get(key, 0)) for key in {*found, *truth} if found.get(key) != truth.get(key)
+    }
+    shown = ", ".join(f"{key}: {was} instead of {due}" for key, (was, due) in sorted(wrong.items(), key=repr)[:3])
+    return f"{len(wrong)} wrong, {shown}"
