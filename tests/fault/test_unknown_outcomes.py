@@ -21,6 +21,7 @@ from persist_engine.model.spine.trace import MergeRes
 from persist_engine.rows.schema import CODECS
 from persist_engine.work.audit.verify import verify_shard
 from persist_engine.work.compact import compact
+from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.rollup import write_rollup
 from persist_kit.world import SCHEMA, World, contents, row
 
@@ -232,6 +233,31 @@ def test_regression_1a_the_first_rollup_survives_an_init_of_unknown_outcome(happ
     state = world.process()._versions.maybe_init_shard(shard_id, CODECS, SCHEMA.to_pair())
     assert world.blob_keys(shard_id, kind="rollup") == {f"{shard_id}/{state.rollups[SeqNo(1)].key}"}
     assert world.process().open_writer(shard_id, SCHEMA, purpose="test").fetch_recent_upper() == A(0)
+
+
+def test_the_first_rollup_stays_while_live_versions_name_it_although_the_newest_does_not():
+    """The process that created the shard hears of it only after others have rolled up and collected (seed 5011940)."""
+    world = World()
+    shard_id = world.shard_id()
+
+    def live_as_usual() -> None:
+        client = world.process()
+        client.open_writer(shard_id, SCHEMA, purpose="test").append([], lower=A(0), upper=A(1))
+        machine = client.machine(shard_id)
+        write_rollup(machine)
+        gc_and_truncate(machine)
+        assert SeqNo(1) not in machine.refresh().rollups
+
+    world.faults.fail_next("compare_and_set", happened=True)
+    during_backoff(world, live_as_usual)
+    versions = world.process()._versions
+    versions.maybe_init_shard(shard_id, CODECS, SCHEMA.to_pair())
+    walk = versions.fetch_all_live_states(shard_id)
+    assert walk is not None
+    named = {rollup.key for rollup in walk.state.rollups.values()}
+    while walk.advance() is not None:
+        named |= {rollup.key for rollup in walk.state.rollups.values()}
+    assert {f"{shard_id}/{key}" for key in named} <= world.blob_keys(shard_id, kind="rollup")
 
 
 @pytest.mark.parametrize("happened", [True, False])

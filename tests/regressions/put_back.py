@@ -42,7 +42,7 @@ BUGS = (
     bug(
         "1a",
         "shard/versions.py",
-        "if all(rollup.key != key for rollup in winner.rollups.values()):",
+        "if winner.birth != state.birth and all(rollup.key != key for rollup in winner.rollups.values()):",
         "if winner is not None:",
         FAULT + "test_regression_1a_the_first_rollup_survives_an_init_of_unknown_outcome",
     ),

@@ -130,8 +130,9 @@ class StateVersions(LogReader):
             self.creation.mark(shard_id)
             return sealed(state)
         winner = self.fetch_current_state(shard_id)
-        if all(rollup.key != key for rollup in winner.rollups.values()):
-            # Another process won, or this one won and its rollup was replaced and truncated since. In both cases no state names it.
+        if winner.birth != state.birth and all(rollup.key != key for rollup in winner.rollups.values()):
+            # Another process won, so no state names the rollup. If this one won, live versions may name it, even if the newest does
+            # not any more: a collection deletes it after them (spec 1.10).
             self.delete_rollup(shard_id, key)
         return None
 
