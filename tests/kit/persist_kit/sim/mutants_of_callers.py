@@ -12,7 +12,6 @@ import numpy as np
 import persist_engine.model.append
 import persist_engine.shard.rebirth
 import persist_engine.table.writing
-import persist_engine.work.audit.orphans
 import persist_engine.work.compact
 import persist_engine.work.repair.recover
 from persist_engine.base.versioned import SeqNo
@@ -179,15 +178,6 @@ def _errors_are_not_awaited(put: Put) -> None:
     put(DesiredFrontiers, "frontier", property(lambda self: self.by_stream[Stream.OK]))
 
 
-def _listed_blobs_exist(put: Put) -> None:
-    """A listing counts as proof that its blobs exist, although it came in pages, from before the log was read."""
-
-    def claims_any(_: Any, ruin: Any, listed: Any) -> bool:
-        return bool((ruin.names or frozenset()) & listed)
-
-    put(persist_engine.work.audit.orphans, "claims_any", claims_any)
-
-
 def _changes_hold_nothing(put: Put) -> None:
     """Changes read a version that a collection may delete meanwhile."""
     original = Changes.__init__
@@ -317,7 +307,6 @@ OF_CALLERS: dict[str, Callable[[Put], None]] = {
     "older schemas retract": _older_schemas_retract,
     "refreshes come early": _refreshes_come_early,
     "errors are not awaited": _errors_are_not_awaited,
-    "listed blobs exist": _listed_blobs_exist,
     "changes hold no version": _changes_hold_nothing,
     "a feed skips what it waited for": _feed_skips_what_it_waited_for,
     "idle handles end in use": _idle_handles_end_in_use,

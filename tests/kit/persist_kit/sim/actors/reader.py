@@ -199,7 +199,7 @@ class Examiner(Reader):
     def stir(self) -> None:
         """Releases times that no reader holds, then compacts and collects, as other processes may do at any time."""
         self.history.scheduler.pause(self.rng.choice([0, 0, 50, 300]))
-        if self.rng.random() < 0.5:
+        if self.rng.random() < 0.7:
             machine = self.client.machine(self.history.shard_id)
             self.handle.downgrade_since(self.handle.since)
             force_compaction(machine, full=True)
@@ -270,7 +270,8 @@ class Examiner(Reader):
             return None
         with answer:
             parts = answer.lease_parts()
-        self.stir()
+        for _ in range(self.rng.randint(1, 3)):
+            self.stir()
         found: Counter[Hashable] = Counter()
         failed: list[MissingBlob] = []
 
