@@ -336,7 +336,7 @@ class Staging:
         ours = ours or self._desired_sums(desired)
         if ours is None:
             return None
-        buckets = ours.net.shape[1]
+        buckets = len(ours.net)
         theirs = persisted_sums(contents, buckets)
         found = None if theirs is None else differing(ours, theirs)
         self.log.event("sketched", buckets=buckets, differing=None if found is None else len(found.numbers))

@@ -1,14 +1,16 @@
 """Finds the rows of a Mirror that may differ from the contents of the shard, by a linear sketch of both sides. Only they are exchanged.
 
-Each row has a hash of 64 bits, and the low bits of the hash choose a bucket. A bucket adds up the lower and the upper halves of the hashes
-of its rows, each times the diff of the row: 1 for a desired row, the negated diff for a persisted one. Equal rows cancel. The sums of
-parts add up, so a task returns sums and no rows. A bucket whose sums are 0 holds the same rows on both sides; for different rows that
-happens with a probability of 2^-64, as with the digest in `mirror`. This is the subtraction of buckets of D. Eppstein et al., "What's the
-Difference? Efficient Set Reconciliation without Prior Context" (SIGCOMM 2011), without ids of rows, because the rows are read once more.
+Each row has a hash of 64 bits, and the low bits of the hash choose a bucket. A bucket adds up the hashes of its rows, modulo 2^64, each
+times the diff of the row: 1 for a desired row, the negated diff for a persisted one. Equal rows cancel. The sums of parts add up, so a task
+returns sums and no rows. A bucket whose sum is 0 holds the same rows on both sides; for different rows that happens with a probability of
+2^-64, and more often if they have many copies. The net sums below then show it. This is the subtraction of buckets of D. Eppstein et al.,
+"What's the Difference? Efficient Set Reconciliation without Prior Context" (SIGCOMM 2011), without ids of rows, because the rows are read
+once more.
 
 SUBTLE: the input is read twice and may change in between. The rows outside of the differing buckets are those of the first reading, so
-the rows inside must be those of the first reading too. The net sums show it: they are 0 outside, so the rows inside must have the net sums
-of the whole sketch. The persisted side does not change. If the net sums are equal, the corrections are those of the first reading.
+the rows inside must be those of the first reading too. The net sums of all rows show it, which add up both halves of the hashes apart, as
+the digest does (`mirror`): they are 0 outside, so the rows inside must have the net sums of the whole sketch. The persisted side does not
+change. If the net sums are equal, the corrections are those of the first reading.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ from persist_spark.memory import give_back_freed_memory
 from persist_spark.partitions import ReadParts
 from persist_spark.session import parallelism_of
 
-#: The numbers of buckets, each a power of two. A task holds 16 bytes for each bucket, and returns as many.
-BUCKETS_MIN, BUCKETS_MAX = 1 << 16, 1 << 21
-#: The bytes of the input, by Spark's estimate, for one bucket. With 1 % of a million short rows changed, 7 % of the buckets differ.
-_BUCKET_BYTES = 64
+#: The numbers of buckets, each a power of two. A task holds 8 bytes for each bucket, and returns as many.
+BUCKETS_MIN, BUCKETS_MAX = 1 << 16, 1 << 22
+#: The bytes of the input, by Spark's estimate, for one bucket. With 1 % of a million short rows changed, 7 % of the buckets differ. With
+#: half as many bytes it is half of that, but returning the sums takes longer than exchanging the rows.
+_BUCKET_BYTES = 128
 #: If one in so many buckets differs, or more, most rows would be exchanged anyway. Then all rows are compared.
 _DIFFERING_SHARE = 4
 #: A smaller input is compared without a sketch, because two more jobs would take longer.
@@ -47,8 +50,8 @@ SKETCHED_BYTES = 8 * MIB
 #: Inputs that are cheap to read twice: columnar files, with filters and expressions that Spark itself evaluates.
 _CHEAP_NODES = frozenset({"LogicalRelation", "Project", "Filter", "Union"})
 _CHEAP_FORMATS = frozenset({"parquet", "orc"})
-#: The bytes of the sums of a bucket, and the most bytes of all tasks that the driver adds up itself.
-_BUCKET_SUMS_BYTES, _COLLECTED_BYTES_MAX = 16, 32 * MIB
+#: The bytes of the sum of a bucket, and the most bytes of all tasks that the driver adds up itself.
+_SUM_BYTES, _COLLECTED_BYTES_MAX = 8, 32 * MIB
 #: A task returns its sums in this number of pieces. Each task that adds them up takes some pieces.
 _PIECES = 16
 #: The greatest size of a diff that a sketch adds up. With greater ones, only few bits of a hash count, and the numbers of rows overflow.
@@ -67,7 +70,7 @@ class Sums:
     """The sums of one side. Each row counts as often as its diff says."""
 
     net: _Integers
-    """For each bucket, the sums of the lower and of the upper halves of the hashes of its rows: two rows of numbers."""
+    """For each bucket, the sum of the hashes of its rows, modulo 2^64."""
     rows: int
     low: int
     high: int
@@ -129,30 +132,30 @@ def _sums(pieces: DataFrame, buckets: int) -> Sums | None:
     """The sums of one side. Tasks add up the pieces first, if there are too many for the driver."""
     # Also plans the job of `collect`.
     tasks = pieces._jdf.queryExecution().toRdd().getNumPartitions()
-    if tasks * buckets * _BUCKET_SUMS_BYTES > _COLLECTED_BYTES_MAX:
+    if tasks * buckets * _SUM_BYTES > _COLLECTED_BYTES_MAX:
         adding = min(_PIECES, parallelism_of(pieces.sparkSession))
-        pieces = pieces.repartition(adding, "piece").mapInArrow(AddUp(buckets), _PIECE_DDL)
+        pieces = pieces.repartition(adding, "piece").mapInArrow(AddUp(), _PIECE_DDL)
     return total(pieces.collect(), buckets)
 
 
 def total(pieces: Sequence[Mapping[str, Any]], buckets: int) -> Sums | None:
     """The sums of one side, from its `pieces`. Returns None when a diff is too large, and when the pieces are not from one reading."""
-    net = np.zeros((_PIECES, 2, buckets // _PIECES), np.int64)
+    net = np.zeros((_PIECES, buckets // _PIECES), np.int64)
     for piece in pieces:
-        net[piece["piece"]] += np.frombuffer(piece["net"], np.int64).reshape(net.shape[1:])
+        net[piece["piece"]] += np.frombuffer(piece["net"], np.int64)
     counts = {name: sum(piece[name] for piece in pieces) for name in _COUNTS}
     low, high = counts["low"] % SUMS_MODULUS, counts["high"] % SUMS_MODULUS
     # SUBTLE: Spark repeats a task whose executor is lost. Some pieces may then come from its first reading, and others from its second.
-    is_whole = [low, high] == [int(net[:, half].sum()) % SUMS_MODULUS for half in (0, 1)]
+    is_whole = (int(net.sum()) - low - (high << 32)) % SUMS_MODULUS == 0
     if counts["large_rows"] or not is_whole:
         return None
-    return Sums(net.swapaxes(0, 1).reshape(2, buckets), counts["rows"], low, high, counts["errors"])
+    return Sums(net.reshape(buckets), counts["rows"], low, high, counts["errors"])
 
 
 def differing(desired: Sums, persisted: Sums) -> Differing | None:
     """Compares the sums of both sides. Returns None when a quarter of the buckets differ, or more. Overwrites the sums of `persisted`."""
     net = np.add(desired.net, persisted.net, out=persisted.net)
-    buckets, numbers = net.shape[1], np.flatnonzero(net.any(axis=0))
+    buckets, numbers = len(net), np.flatnonzero(net)
     if len(numbers) * _DIFFERING_SHARE >= buckets:
         return None
     low, high = (
@@ -181,9 +184,9 @@ class SumUp:
         self.buckets = buckets
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the pieces of the sums of the buckets, with the counts beside the first. Uses 16 bytes a bucket."""
+        """Yields the pieces of the sums of the buckets, with the counts beside the first. Uses 8 bytes a bucket."""
         give_back_freed_memory()
-        net = np.zeros((2, self.buckets), np.int64)
+        net = np.zeros(self.buckets, np.int64)
         counts = dict.fromkeys(_COUNTS, 0)
         for batch in batches:
             hashes = batch.column(HASH).to_numpy()
@@ -194,12 +197,11 @@ class SumUp:
                 is_large = np.abs(diff) > _DIFF_MAX
                 large = int(is_large.sum())
                 diff = np.where(is_large, 0, diff)
-                rows, low, high = int(diff.sum()), low * diff, high * diff
+                rows, hashes, low, high = int(diff.sum()), hashes * diff, low * diff, high * diff
             errors = batch.column(_ERROR).true_count if _ERROR in batch.schema.names else 0
-            np.add.at(net[0], bucket, low)
-            np.add.at(net[1], bucket, high)
+            np.add.at(net, bucket, hashes)
             _add(counts, rows=rows, low=int(low.sum()), high=int(high.sum()), errors=errors, large_rows=large)
-        for number, piece in enumerate(np.split(net, _PIECES, axis=1)):
+        for number, piece in enumerate(np.split(net, _PIECES)):
             yield _piece(number, piece, counts)
             counts = dict.fromkeys(_COUNTS, 0)
 
@@ -235,14 +237,11 @@ class PartsWithin:
 class AddUp:
     """Adds up the pieces of a partition."""
 
-    def __init__(self, buckets: int) -> None:
-        self.buckets = buckets
-
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields one piece of each number in the partition."""
         pieces: dict[int, tuple[_Integers, dict[str, int]]] = {}
         for row in (row for batch in batches for row in batch.to_pylist()):
-            added = np.frombuffer(row["net"], np.int64).reshape(2, self.buckets // _PIECES)
+            added = np.frombuffer(row["net"], np.int64)
             net, counts = pieces.setdefault(row["piece"], (np.zeros_like(added), dict.fromkeys(_COUNTS, 0)))
             net += added
             _add(counts, **{name: row[name] for name in _COUNTS})
