@@ -29,7 +29,16 @@ from persist_spark.envelopes.debezium import debezium_commands
 from persist_spark.envelopes.mirror import WantedRows, both_sides, corrections, hashed, scanned
 from persist_spark.envelopes.persisted import Persisted, persisted
 from persist_spark.envelopes.run_keys import RunKeys
-from persist_spark.envelopes.sketch import Differing, Sums, buckets_of, desired_sums, differing, persisted_sums, within
+from persist_spark.envelopes.sketch import (
+    Differing,
+    Sums,
+    buckets_of,
+    desired_sums,
+    differing,
+    persisted_sums,
+    tasks_within,
+    within,
+)
 from persist_spark.frames import fields_of
 from persist_spark.partitions import STAGED_DDL, StageCorrections, StageRows, StageTask
 from persist_spark.report import Log
@@ -321,12 +330,16 @@ class Staging:
             found = self._differing(flat, contents)
             tasks = None if found is None else self._corrected_within(found, flat, contents, task)
             if tasks is None:
-                tasks = self._corrected(both_sides(flat, contents.rows(), self.schema), task)
+                tasks = self._corrected(
+                    both_sides(flat, contents.rows(), self.schema), task, self.spec.write.parallelism
+                )
             return self._staged(tasks, times)
 
-    def _corrected(self, both: DataFrame, task: StageTask, *, is_net: bool = False) -> list[Any]:
-        """Stages the corrections of `both` sides. Returns the rows of the tasks. `is_net`: see StageCorrections."""
-        parts = corrections(both, self.spec.write.parallelism)
+    def _corrected(self, both: DataFrame, task: StageTask, tasks: int | None, *, is_net: bool = False) -> list[Any]:
+        """Stages the corrections of `both` sides in `tasks` (see `corrections`). Returns the rows of the tasks. `is_net`: see
+        StageCorrections.
+        """
+        parts = corrections(both, tasks)
         staged: list[Any] = parts.mapInArrow(StageCorrections(task, is_net=is_net), STAGED_DDL).collect()
         return staged
 
@@ -350,7 +363,9 @@ class Staging:
         self, found: Differing, desired: DataFrame, contents: Persisted, task: StageTask
     ) -> list[Any] | None:
         """Stages the corrections of the rows in differing buckets. Returns None, and stages nothing, if the input changed since."""
-        tasks = self._corrected(within(desired, contents, found), task, is_net=True) if len(found.numbers) else []
+        count = self.spec.write.parallelism or tasks_within(desired, found)
+        both = within(desired, contents, found)
+        tasks = self._corrected(both, task, count, is_net=True) if len(found.numbers) else []
         net = added(map(sums_of, tasks))
         if net != found.net:
             self.log.event("changed_input", sketched=found.net[0], compared=net[0])

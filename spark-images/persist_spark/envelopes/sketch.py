@@ -33,7 +33,7 @@ from persist_spark.envelopes.collected import is_error
 from persist_spark.envelopes.mirror import WantedRows, both_sides, hashed
 from persist_spark.envelopes.persisted import Persisted
 from persist_spark.envelopes.row_hash import can_hash, row_hashes
-from persist_spark.frames import DIFF, HASH, node_names, planned_bytes
+from persist_spark.frames import DIFF, HASH, SMALL_TASK_BYTES, SMALL_TASKS_MAX, node_names, planned_bytes
 from persist_spark.memory import give_back_freed_memory
 from persist_spark.partitions import ReadParts
 from persist_spark.session import parallelism_of
@@ -42,7 +42,7 @@ from persist_spark.session import parallelism_of
 BUCKETS_MIN, BUCKETS_MAX = 1 << 16, 1 << 22
 #: The bytes of the input, by Spark's estimate, for one bucket. With 1 % of a million short rows changed, 7 % of the buckets differ. With
 #: half as many bytes it is half of that, but returning the sums takes longer than exchanging the rows.
-_BUCKET_BYTES = 128
+_BUCKET_BYTES = 64
 #: If one in so many buckets differs, or more, most rows would be exchanged anyway. Then all rows are compared.
 _DIFFERING_SHARE = 4
 #: A smaller input is compared without a sketch, because two more jobs would take longer.
@@ -163,6 +163,19 @@ def differing(desired: Sums, persisted: Sums) -> Differing | None:
         for ours, theirs in ((desired.low, persisted.low), (desired.high, persisted.high))
     )
     return Differing(numbers, buckets, desired, (desired.rows + persisted.rows, low, high))
+
+
+def tasks_within(desired: DataFrame, found: Differing) -> int | None:
+    """The number of tasks for the rows in the differing buckets, by Spark's estimate of `desired`. None: so many that Spark decides.
+
+    A shuffle into as many partitions as all rows need takes as long as reading both sides, even if it moves few rows.
+    """
+    size_bytes = planned_bytes(desired)
+    if size_bytes is None:
+        return None
+    share_bytes = 2 * size_bytes * len(found.numbers) // found.of
+    tasks = max(1, -(-share_bytes // SMALL_TASK_BYTES))
+    return tasks if tasks <= SMALL_TASKS_MAX else None
 
 
 def within(desired: DataFrame, contents: Persisted, found: Differing) -> DataFrame:
