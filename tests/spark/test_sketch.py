@@ -120,6 +120,32 @@ def test_a_diff_too_large_to_be_added_up_gives_up_the_sketch():
     assert (found.numbers.tolist(), found.net[0]) == ([2, 3], -(2**32))
 
 
+def test_a_bucket_whose_sum_cancels_shows_in_the_net_sums():
+    """2^31 copies of a row leave 33 bits of its hash in the sum of the bucket, and all of them in the sums of halves."""
+    ours, theirs = added(side([1])), added(side([1, 1 << 33], [-1, -(2**31)]))
+    assert ours is not None
+    assert theirs is not None
+    found = sketch.differing(ours, theirs)
+    assert found is not None
+    assert found.numbers.tolist() == []
+    assert found.net == (-(2**31), 0, -(2**32) % 2**63)
+
+
+def test_few_rows_go_through_few_partitions(monkeypatch):
+    def tasks(size_bytes: int | None, differing: int) -> int | None:
+        monkeypatch.setattr(sketch, "planned_bytes", lambda _: size_bytes)
+        found = sketch.Differing(
+            np.arange(differing), 1 << 20, sketch.Sums(np.zeros(0, np.int64), 0, 0, 0, 0), (0, 0, 0)
+        )
+        return sketch.tasks_within(None, found)
+
+    assert tasks(20 << 20, 20_000) == 1
+    assert tasks(0, 0) == 1
+    assert tasks(1 << 30, 10_000) == 3
+    assert tasks(1 << 32, 1 << 17) is None
+    assert tasks(None, 1) is None
+
+
 # -- whole sinks ---------------------------------------------------------------------------------------------------------
 
 

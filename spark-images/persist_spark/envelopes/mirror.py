@@ -27,7 +27,8 @@ from persist_spark.envelopes.collected import error_of
 from persist_spark.frames import DESIRED, DIFF, HASH, fields_of, quoted
 
 #: The version of the digest. Digests of different versions are never equal.
-_VERSION = b"rows-2"
+_VERSION = b"rows-3"
+_IS_NULL = " IS NULL"
 
 
 def both_sides(desired: DataFrame, persisted: DataFrame, schema: Schema) -> DataFrame:
@@ -75,8 +76,10 @@ class WantedRows:
 def hashed(flat: DataFrame, schema: Schema, *, beside: Iterable[str] = ()) -> DataFrame:
     """Adds the column HASH to `flat`: the hash of the row's fields and of its columns `beside`. Plans only."""
     columns = [(field.column, field.type) for field in fields_of(schema)] + [(name, T.LongType()) for name in beside]
-    leaves = ", ".join(leaf for column, kind in columns for leaf in leaves_of(column, kind))
-    return flat.selectExpr("*", f"xxhash64({leaves}) AS {HASH}")
+    leaves = [leaf for column, kind in columns for leaf in leaves_of(column, kind)]
+    # First whether each field is null: while no field has nulls, these are the same for all rows (row_hash.py).
+    leaves.sort(key=lambda leaf: not leaf.endswith(_IS_NULL))
+    return flat.selectExpr("*", f"xxhash64({', '.join(leaves)}) AS {HASH}")
 
 
 def scanned(flat: DataFrame, schema: Schema) -> WantedRows | None:
@@ -97,7 +100,7 @@ def leaves_of(path: str, kind: T.DataType, depth: int = 0) -> Iterator[str]:
     SUBTLE: Spark's hash skips nulls, so (null, 1) and (1, null) would have equal hashes. Each field, also within a struct, therefore adds
     whether it is null.
     """
-    yield f"{path} IS NULL"
+    yield path + _IS_NULL
     each = f"e{depth}"
     if isinstance(kind, T.ArrayType):
         yield f"size({path})"  # otherwise nested lists with the same elements would have equal hashes

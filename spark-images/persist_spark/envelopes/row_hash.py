@@ -7,7 +7,7 @@ A task that reads rows of the shard can so hash them itself, and need not hand t
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,24 +56,26 @@ def _can_hash(kind: pa.DataType) -> bool:
 
 def row_hashes(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
     """The hash of each row of `columns`, which have the types of a shard (`can_hash`). Equals Spark's
-    `xxhash64(a IS NULL, a, b IS NULL, b, ...)`, where each struct is followed by its fields, in the same way.
+    `xxhash64(a IS NULL, b IS NULL, ..., a, b, ...)` of all fields, where the fields of a struct follow it, in the place of its value.
     """
-    rows = len(columns[0])
+    fields = [field for column in columns for field in _fields_of(column)]
+    nulls = [_bits(field.is_null()) if field.null_count else None for field in fields]
     hashed = np.full(1, _SEED, np.uint64)
-    for column in columns:
-        hashed = _with_value(hashed, column)
-    return np.ascontiguousarray(np.broadcast_to(hashed, rows)).view(np.int64)
+    for each in nulls:
+        hashed = _of_int(hashed, np.zeros(1, np.uint64) if each is None else each.astype(np.uint64))
+    for field, each in zip(fields, nulls, strict=True):
+        if not pt.is_struct(field.type):
+            added = _of_value(hashed, field)
+            hashed = added if each is None else np.where(each, hashed, added)
+    return np.ascontiguousarray(np.broadcast_to(hashed, len(columns[0]))).view(np.int64)
 
 
-def _with_value(seed: _Words, column: pa.Array) -> _Words:
-    nulls = _bits(column.is_null()) if column.null_count else None
-    seed = _of_int(seed, np.zeros(1, np.uint64) if nulls is None else nulls.astype(np.uint64))
+def _fields_of(column: pa.Array) -> Iterator[pa.Array]:
+    """The column and, if it is a struct, the fields within it. They are null where it is null."""
+    yield column
     if pt.is_struct(column.type):
         for child in column.flatten():
-            seed = _with_value(seed, child)
-        return seed
-    hashed = _of_value(seed, column)
-    return hashed if nulls is None else np.where(nulls, seed, hashed)
+            yield from _fields_of(child)
 
 
 def _of_value(seed: _Words, column: pa.Array) -> _Words:
@@ -187,6 +189,9 @@ def _read_on(hashed: _Words, text: _Bytes, at: _Places, is_read: _Flags, mix: _M
 def _read(text: _Bytes, at: _Places, kind: type[_Unsigned]) -> _Numbers:
     """The little-endian values of `kind` that begin at the bytes `at`."""
     little = np.dtype(kind).newbyteorder("<")
+    step = int(at[1] - at[0]) if len(at) > 1 else 0
+    if step > 0 and (np.diff(at) == step).all():  # texts of one length, ten times as fast
+        return np.ndarray(len(at), little, text, offset=int(at[0]), strides=(step,)).copy()
     return np.ndarray(len(text) - little.itemsize + 1, little, text, strides=(1,))[at]
 
 
