@@ -236,7 +236,7 @@ class Run:
         digest, after = RunToken.decode(self.expected.token).rows, self.expected.upper.newest_complete
         if digest is None or not _is_unchanged(reader, after, minted.as_of):
             return None
-        return self.staging.unchanged(self.read(), minted, digest)
+        return self.staging.unchanged(self.read(), minted, digest, since=after)
 
     # -- append --------------------------------------------------------------------------------------------------------
 

@@ -237,12 +237,13 @@ class Staging:
         task = self._stage_task(times_of)
         return self._staged(StageRows(task).staged(rows.to_batches()).to_pylist(), times_of)
 
-    def unchanged(self, rows: DataFrame, minted: Minted, digest: bytes) -> StagedRows | None:
+    def unchanged(self, rows: DataFrame, minted: Minted, digest: bytes, *, since: int) -> StagedRows | None:
         """The result of a Mirror whose rows have the `digest` of the rows that the shard already holds: no batches. None when the rows have
-        another digest. Does not read the shard.
+        another digest. `since`: the time of that digest. Does not read the shard.
         """
         self.spark.sparkContext.setJobDescription(f"{self.spec.sink_id}: compare with the last run")
-        self.desired = self._desired_sums(rows)
+        # The sums of a sketch are a digest too. They take longer than a digest alone, but if rows have changed, `stage` needs them.
+        self.desired = self._desired_sums(rows, newer_than=since)
         wanted = scanned(rows, self.schema) if self.desired is None else self.desired.wanted
         if wanted is None or wanted.digest(self.schema) != digest:
             return None
@@ -355,8 +356,8 @@ class Staging:
         self.log.event("sketched", buckets=buckets, differing=None if found is None else len(found.numbers))
         return found
 
-    def _desired_sums(self, desired: DataFrame) -> Sums | None:
-        buckets = buckets_of(desired)
+    def _desired_sums(self, desired: DataFrame, *, newer_than: int | None = None) -> Sums | None:
+        buckets = buckets_of(desired, newer_than=newer_than)
         return None if buckets is None else desired_sums(desired, self.schema, buckets)
 
     def _corrected_within(

@@ -394,3 +394,6 @@ def test_a_sketch_is_made_of_large_files_of_columns_alone(local_spark: SparkSess
     monkeypatch.setattr(sketch, "planned_bytes", lambda _: 1 << 40)
     assert buckets_of(parquet) == sketch.BUCKETS_MAX
     assert frames.planned_bytes(parquet) is not None
+    newest_ms = max(int(1000 * file.stat().st_mtime) for file in Path(path).glob("*.parquet"))
+    assert buckets_of(parquet, newer_than=newest_ms + 1) is None
+    assert buckets_of(parquet.unionAll(parquet), newer_than=newest_ms - 1) == sketch.BUCKETS_MAX

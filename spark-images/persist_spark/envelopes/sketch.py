@@ -50,6 +50,8 @@ SKETCHED_BYTES = 8 * MIB
 #: Inputs that are cheap to read twice: columnar files, with filters and expressions that Spark itself evaluates.
 _CHEAP_NODES = frozenset({"LogicalRelation", "Project", "Filter", "Union"})
 _CHEAP_FORMATS = frozenset({"parquet", "orc"})
+#: The number of files whose times are looked at.
+_FILES_MAX = 256
 #: The bytes of the sum of a bucket, and the most bytes of all tasks that the driver adds up itself.
 _SUM_BYTES, _COLLECTED_BYTES_MAX = 8, 32 * MIB
 #: A task returns its sums in this number of pieces. Each task that adds them up takes some pieces.
@@ -99,18 +101,28 @@ class Differing:
     """
 
 
-def buckets_of(desired: DataFrame) -> int | None:
+def buckets_of(desired: DataFrame, *, newer_than: int | None = None) -> int | None:
     """The number of buckets for a sketch of `desired`. Returns None when a sketch is not worth a second reading, because the input is small
-    or needs more than columnar files, filters and expressions.
+    or needs more than columnar files, filters and expressions, or because no file was modified after `newer_than` (ms; None: whenever).
     """
     plan = desired._jdf.queryExecution().optimizedPlan()
     size_bytes = planned_bytes(desired)
     if size_bytes is None or size_bytes < SKETCHED_BYTES or not node_names(plan) <= _CHEAP_NODES:
         return None
     leaves = plan.collectLeaves()
-    if not all(str(leaves.apply(index).relation()) in _CHEAP_FORMATS for index in range(leaves.size())):
+    relations = [leaves.apply(index).relation() for index in range(leaves.size())]
+    if not all(str(relation) in _CHEAP_FORMATS for relation in relations):
+        return None
+    if newer_than is not None and not any(_is_newer(relation, newer_than) for relation in relations):
         return None
     return min(BUCKETS_MAX, max(BUCKETS_MIN, 1 << (size_bytes // _BUCKET_BYTES).bit_length()))
+
+
+def _is_newer(relation: Any, time_ms: int) -> bool:
+    """Whether a file of the JVM's `relation` was modified after `time_ms`. Of very many files it looks at some."""
+    files = relation.location().allFiles()
+    count = min(files.size(), _FILES_MAX)
+    return any(files.apply(index).getModificationTime() > time_ms for index in range(count))
 
 
 def desired_sums(desired: DataFrame, schema: Schema, buckets: int) -> Sums | None:
