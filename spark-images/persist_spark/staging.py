@@ -364,9 +364,10 @@ class Staging:
         self, found: Differing, desired: DataFrame, contents: Persisted, task: StageTask
     ) -> list[Any] | None:
         """Stages the corrections of the rows in differing buckets. Returns None, and stages nothing, if the input changed since."""
-        count = self.spec.write.parallelism or tasks_within(desired, found)
-        both = within(desired, contents, found)
-        tasks = self._corrected(both, task, count, is_net=True) if len(found.numbers) else []
+        tasks: list[Any] = []
+        if len(found.numbers):
+            count = self.spec.write.parallelism or tasks_within(desired, found)
+            tasks = self._corrected(within(desired, contents, found), task, count, is_net=True)
         net = added(map(sums_of, tasks))
         if net != found.net:
             self.log.event("changed_input", sketched=found.net[0], compared=net[0])
