@@ -131,7 +131,7 @@ class StageRows:
     def staged(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         """Stages the rows and returns the row of STAGED_SCHEMA, for a caller in this process."""
         with _explaining_changed_input(self.task):
-            counter = _RowCounter(self.task.schema)
+            counter = RowCounter(self.task.schema)
             noting = None if self.task.noted is None else Noting(self.task.noted, self.task.schema)
             tables = (counter.counted(_faultless(batch, self.task)) for batch in batches if batch.num_rows)
             if noting is not None:
@@ -163,7 +163,7 @@ class StageCorrections:
         holds at most CHUNK_ROWS rows or CHUNK_BYTES in memory.
         """
         with carrying_errors():
-            counter = _NetCounter() if self.is_net else _RowCounter(self.task.schema)
+            counter = row_counter(self.task.schema, is_net=self.is_net)
             rows = (counter.counted(batch) for batch in batches)
             chunks = hash_chunks(rows, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES)
             yield _stage(self.task, (consolidate(updates_of(chunk, self.task)) for chunk in chunks), counter)
@@ -283,7 +283,7 @@ def updates_of(rows: pa.Table | pa.RecordBatch, task: StageTask) -> pa.Table:
     return pa.Table.from_arrays([key, val, time, diff], schema=task.schema.updates_schema)
 
 
-class _RowCounter:
+class RowCounter:
     """Counts the user's rows in a stream, and adds up their hashes, if they have any."""
 
     def __init__(self, schema: Schema) -> None:
@@ -303,8 +303,13 @@ class _RowCounter:
             self.high += int(high.sum())
         return batch
 
+    @property
+    def sums(self) -> tuple[int, int]:
+        """The sums of the lower and the upper halves of the hashes, modulo SUMS_MODULUS."""
+        return self.low % SUMS_MODULUS, self.high % SUMS_MODULUS
 
-class _NetCounter:
+
+class NetCounter:
     """Counts all rows of a stream, and adds up their hashes, each times its diff. Counts no errors."""
 
     def __init__(self) -> None:
@@ -316,6 +321,16 @@ class _NetCounter:
         self.low += int((low * diff).sum())
         self.high += int((high * diff).sum())
         return batch
+
+    @property
+    def sums(self) -> tuple[int, int]:
+        """See RowCounter."""
+        return self.low % SUMS_MODULUS, self.high % SUMS_MODULUS
+
+
+def row_counter(schema: Schema, *, is_net: bool) -> RowCounter | NetCounter:
+    """The counter of a task that makes corrections. `is_net`: see StageCorrections."""
+    return NetCounter() if is_net else RowCounter(schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,10 +369,10 @@ def stage(task: StageTask, tables: Iterable[pa.Table]) -> StagedBatch:
 
 
 def _stage(
-    task: StageTask, tables: Iterator[pa.Table], counter: _RowCounter | _NetCounter, noting: Noting | None = None
+    task: StageTask, tables: Iterator[pa.Table], counter: RowCounter | NetCounter, noting: Noting | None = None
 ) -> pa.RecordBatch:
     staged = stage(task, tables)
-    low, high = counter.low % SUMS_MODULUS, counter.high % SUMS_MODULUS
+    low, high = counter.sums
     if noting is not None:
         store = store_at(task.blob, task.shard_id, task.settings, staging_floor_ms=task.staging_floor_ms)
         noting.put(store, staged, errors=counter.errors, low=low, high=high)

@@ -25,9 +25,10 @@ from persist_spark.envelopes.collected import collected, error_column, is_error,
 from persist_spark.envelopes.commands import key_text, null_faults, upsert_commands
 from persist_spark.envelopes.compared import Difference, difference_of_commands, difference_of_rows
 from persist_spark.envelopes.copied import Copied, copied
+from persist_spark.envelopes.corrected import staged_corrections, with_counts
 from persist_spark.envelopes.debezium import debezium_commands
-from persist_spark.envelopes.mirror import WantedRows, both_sides, corrections, hashed, scanned
-from persist_spark.envelopes.persisted import Persisted, persisted
+from persist_spark.envelopes.mirror import WantedRows, both_sides, hashed, scanned
+from persist_spark.envelopes.persisted import Persisted, persisted, tasks_for
 from persist_spark.envelopes.run_keys import RunKeys
 from persist_spark.envelopes.sketch import (
     Differing,
@@ -40,7 +41,7 @@ from persist_spark.envelopes.sketch import (
     within,
 )
 from persist_spark.frames import fields_of
-from persist_spark.partitions import STAGED_DDL, StageCorrections, StageRows, StageTask
+from persist_spark.partitions import STAGED_DDL, StageRows, StageTask
 from persist_spark.report import Log
 from persist_spark.resume.earlier import added, earlier_batches, kept_of, sums_of
 from persist_spark.resume.key_ranges import has_ranges
@@ -331,18 +332,9 @@ class Staging:
             found = self._differing(flat, contents)
             tasks = None if found is None else self._corrected_within(found, flat, contents, task)
             if tasks is None:
-                tasks = self._corrected(
-                    both_sides(flat, contents.rows(), self.schema), task, self.spec.write.parallelism
-                )
+                both, count = both_sides(flat, contents.rows(), self.schema), tasks_for(flat, contents)
+                tasks = staged_corrections(both, task, count, wanted=self.spec.write.parallelism)
             return self._staged(tasks, times)
-
-    def _corrected(self, both: DataFrame, task: StageTask, tasks: int | None, *, is_net: bool = False) -> list[Any]:
-        """Stages the corrections of `both` sides in `tasks` (see `corrections`). Returns the rows of the tasks. `is_net`: see
-        StageCorrections.
-        """
-        parts = corrections(both, tasks)
-        staged: list[Any] = parts.mapInArrow(StageCorrections(task, is_net=is_net), STAGED_DDL).collect()
-        return staged
 
     def _differing(self, desired: DataFrame, contents: Persisted) -> Differing | None:
         """Compares both sides by a sketch. Returns None when a sketch is not worth its cost, or shows many differences."""
@@ -366,17 +358,16 @@ class Staging:
         """Stages the corrections of the rows in differing buckets. Returns None, and stages nothing, if the input changed since."""
         tasks: list[Any] = []
         if len(found.numbers):
-            count = self.spec.write.parallelism or tasks_within(desired, found)
-            tasks = self._corrected(within(desired, contents, found), task, count, is_net=True)
+            both, count = within(desired, contents, found), tasks_within(desired, found)
+            tasks = staged_corrections(both, task, count, wanted=self.spec.write.parallelism, is_net=True)
         net = added(map(sums_of, tasks))
         if net != found.net:
             self.log.event("changed_input", sketched=found.net[0], compared=net[0])
             self.writer.delete_batches(self._batches(tasks))
             return None
         ours = found.desired
-        counted = {"rows": ours.rows, "errors": ours.errors, "low": ours.low, "high": ours.high}
-        none = dict.fromkeys(counted, 0)
-        return [{"batch": None, "updates": 0, "least_time": None, **counted}, *(row.asDict() | none for row in tasks)]
+        counts = {"rows": ours.rows, "errors": ours.errors, "low": ours.low, "high": ours.high}
+        return with_counts(counts, tasks)
 
     def _write_commands(self, minted: Minted, reader: ReadHandle | None, rows: DataFrame) -> StagedRows:
         commands = copied(rows, self.schema, shard_order(self.spec))

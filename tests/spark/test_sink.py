@@ -14,7 +14,8 @@ import pytest
 from persist_engine import Antichain, Appended, Schema, ShardId
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import Fenced, ShardNotFound
-from persist_spark import frames, partitions, sink, staging
+from persist_spark import frames, sink, staging
+from persist_spark.envelopes import corrected
 from persist_spark.report import Log
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Write
 from pyspark import TaskContext, cloudpickle
@@ -195,9 +196,9 @@ class FailsFirst:
 @pytest.fixture
 def failing_tasks(monkeypatch):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    for name in ("StageRows", "StageCorrections"):
-        original = getattr(partitions, name)
-        monkeypatch.setattr(staging, name, lambda task, original=original, **more: FailsFirst(original(task, **more)))
+    for module, name in ((staging, "StageRows"), (corrected, "StageRows"), (corrected, "MakeCorrections")):
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda task, original=original, **more: FailsFirst(original(task, **more)))
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 

@@ -26,6 +26,8 @@ class Persisted:
     spark: SparkSession
     schema: Schema
     parts: ReadParts
+    size_bytes: int
+    """The bytes that reading them fetches."""
 
     def rows(self, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None) -> DataFrame:
         """The rows that `parts` reads, or (`task`) some of them. Plans only."""
@@ -50,4 +52,13 @@ def persisted(spark: SparkSession, reader: ReadHandle, as_of: int, schema: Schem
         raise Fenced(f"the lease of {reader} expired before its first use; run it again")
     with snapshot:
         groups = grouped(snapshot.lease_parts(), cores=parallelism_of(spark))
-        yield Persisted(spark, schema, ReadParts(blob=blob, groups=groups))
+        yield Persisted(spark, schema, ReadParts(blob=blob, groups=groups), snapshot.bytes_estimate)
+
+
+def tasks_for(desired: DataFrame, contents: Persisted) -> int | None:
+    """The number of tasks for the rows of both sides, by Spark's estimate of `desired`: 1 for few rows. None: as many as their bytes
+    require.
+    """
+    size_bytes = frames.planned_bytes(desired)
+    is_small = size_bytes is not None and size_bytes + contents.size_bytes <= frames.SMALL_TASK_BYTES
+    return 1 if is_small else None
