@@ -143,3 +143,25 @@ def test_few_corrections_are_one_batch(target, monkeypatch):
     with small_tasks(target, 1 << 10):
         assert mirror(target, changed, tasks=None).updates_written == 0
     assert contents(target) == counted(changed)
+
+
+def test_a_run_starts_over_when_executors_take_its_copy_of_the_corrections_with_them(target, monkeypatch):
+    """Spark cannot compute these rows again, and a second reading of the input might make others."""
+    monkeypatch.setattr(sketch, "SKETCHED_BYTES", 1 << 40)
+    rows: list[Row] = [(index, "a", float(index)) for index in range(3000)]
+    mirror(target, rows, tasks=3)
+    real, lost = corrected.corrected, []
+
+    def losing(*given: object, **more: object) -> corrected.Corrected:
+        made = real(*given, **more)
+        if len(lost) < sink.LOST_COPIES_MAX:
+            copies = dict(target.spark.sparkContext._jsc.getPersistentRDDs())
+            lost.append(len([copy.unpersist(True) for copy in copies.values()]))
+        return made
+
+    monkeypatch.setattr(corrected, "corrected", losing)
+    changed = [*rows[:-40], *((id_, name, -1.0) for id_, name, _ in rows[-40:])]
+    assert mirror(target, changed, tasks=3).updates_written == 80
+    assert len(lost) == sink.LOST_COPIES_MAX
+    assert all(lost), "each round had a copy to lose"
+    assert contents(target) == counted(changed)
