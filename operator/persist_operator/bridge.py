@@ -169,7 +169,8 @@ class Bridge:
         except BridgeFailure as error:
             return Seen(inspected=error.failure)
         except InvalidUsage as error:
-            return Seen(inspected=StoreFailure(reason="InvalidStorage", message=_text(error, location), permanent=True))
+            reason = "CodecMismatch" if error.kind is ErrorKind.CODEC_MISMATCH else "InvalidStorage"
+            return Seen(inspected=StoreFailure(reason=reason, message=_text(error, location), permanent=True))
 
     def metadata(
         self, location: StoreLocation, shard_id: str, *, log_max: int
@@ -239,15 +240,16 @@ class Bridge:
     def initialise(self, action: InitialiseShard, *, looks: Callable[[], object] = lambda: None) -> Seen:
         """Create the shard if it does not exist, with the operators' critical reader, and inspect it like `inspect`, while its state is in
         memory. Later, the state would be read from blob. Calls `looks` in between. Idempotent. Raises InvalidUsage when the shard exists
-        with another schema, has another owner, or was lost, and BridgeFailure for failures of the store.
+        with another schema or other codecs, has another owner, or was lost, and BridgeFailure for failures of the store.
         """
-        wanted = Schema.from_ddl(action.schema.key, action.schema.value)
+        wanted, named = Schema.from_ddl(action.schema.key, action.schema.value), action.codecs
+        codecs = None if named is None else (named.key, named.value)
         hold = (CriticalReaderId(names.critical_id_of(action.shard_id)), *_holder(action.owner))
 
         def initialise(client: PersistClient) -> Seen:
             _check_owner(client, action)
             shard_id = ShardId(action.shard_id)
-            client.initialise(shard_id, wanted, critical=hold)
+            client.initialise(shard_id, wanted, critical=hold, codecs=codecs)
             client.hears_commits(shard_id, timeout_s=_HEARD_S)
             looks()
             return _inspected(client, shard_id, None)
@@ -285,9 +287,8 @@ class Bridge:
         def advance(client: PersistClient) -> int | None:
             _check_owner(client, action)
             token, purpose = _holder(action.owner)
-            reader = CriticalReaderId(action.critical_id)
-            shard_id, since_ms = ShardId(action.shard_id), action.since_ms
-            return hold_since(client, shard_id, reader, token=token, purpose=purpose, since_ms=since_ms)
+            shard_id, reader = ShardId(action.shard_id), CriticalReaderId(action.critical_id)
+            return hold_since(client, shard_id, reader, token=token, purpose=purpose, since_ms=action.since_ms)
 
         return self._call(action.location, advance)
 

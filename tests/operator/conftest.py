@@ -7,6 +7,7 @@ import pytest
 import yaml
 from persist_engine.base.env import SeededEnv
 from persist_engine.model.inspection import Inspection, ReaderInfo
+from persist_engine.rows.schema import CODECS
 from persist_kit.neighbours import neighbours
 from persist_operator.api import conditions, names
 from persist_operator.api.schema_check import load_schemas
@@ -128,6 +129,7 @@ def make_inspection():
             "upper": 0,
             "key_schema": "id BIGINT",
             "val_schema": "",
+            "codecs": CODECS,
             "batches": 1,
             "spine_batches": 1,
             "uncompacted_batches": 0,

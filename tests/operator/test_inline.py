@@ -12,6 +12,7 @@ from persist_engine.client.location import Location
 from persist_engine.codec.tending import FORMAT
 from persist_engine.model.ids import ShardId
 from persist_engine.model.ownership import Owner
+from persist_engine.model.state import CodecNames
 from persist_engine.rows.schema import Schema
 from persist_engine.storage.addresses import with_credentials
 from persist_kit.servers import redis_server, s3_server
@@ -355,6 +356,40 @@ def test_pods_evolve_the_schema_refuse_one_that_cannot_be_and_forget_it_when_the
         with client.open_leased_reader(shard_id, wider, purpose="test") as reader, reader.snapshot(0) as snapshot:
             (batch,) = snapshot.to_batches()
             assert batch.column("val").to_pylist() == [{"x": 70, "note": None}]
+
+
+@pytest.mark.slow
+def test_pods_create_a_shard_with_the_codecs_of_the_spec_and_refuse_one_that_records_others(
+    stores, shard_resource, refused
+):
+    made, storage = stores
+    pinned = {"storage": storage, "codecs": {"key": "struct", "value": "struct"}}
+    resource = shard_resource(pinned)
+    made.cluster.create(PERSIST_SHARD, resource)
+    status = made.settle()
+    assert made.condition() == ("True", "Healthy")
+    assert status["codecs"] == {"key": "struct", "value": "struct", "time": "u64", "diff": "i64"}
+    assert refused(resource, status) == []
+    shard_id = ShardId("s00000000-0000-0000-0000-00000000c0de")
+    with client_of(made, resource) as client:
+        client.adopt(Owner(made.settings.operator_id, "team", "other"), shard_id, shard_id)
+        codecs, schema = CodecNames(key="row", val="struct"), Schema.from_ddl("id BIGINT")
+        client.versions.maybe_init_shard(shard_id, codecs, schema.to_pair())
+    other = shard_resource(
+        {**pinned, "shardId": str(shard_id), "rollup": {"everySeqnos": 4}}, uid="uid-other", name="other"
+    )
+    made.cluster.create(PERSIST_SHARD, other)
+    key = Key("PersistShard", "team", "other")
+    status = made.settle(key)
+    assert made.condition("Stalled", key) == ("True", "CodecMismatch")
+    assert all(one in made.words("Stalled", key) for one in (str(shard_id), "key row", "key struct", "use a release"))
+    assert refused(other, status) == []
+    before = len(made.kubelet.arguments)
+    made.settle(key, rounds=3)
+    assert len(made.kubelet.arguments) == before, "a stalled shard is inspected less often"
+    assert {one["metadata"]["labels"][names.LABEL_KIND] for one in made.cluster.find(JOB, None, {})} == {
+        names.INSPECTION
+    }
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from persist_engine.base.env import SeededEnv
 from persist_engine.base.errors import (
     BatchExpired,
+    CodecMismatch,
     CorruptData,
     Fenced,
     Incompatible,
@@ -37,6 +38,7 @@ from persist_spark.spec import ConfigurationError
 
 CASES = [
     (ConfigurationError("x"), ExitCode.CONFIGURATION, FailureClass.CONFIGURATION),
+    (CodecMismatch("x"), ExitCode.CONFIGURATION, FailureClass.CONFIGURATION),
     (SchemaMismatch("x"), ExitCode.CONFIGURATION, FailureClass.CONFIGURATION),
     (ShardNotFound("x"), ExitCode.CONFIGURATION, FailureClass.CONFIGURATION),
     (Incompatible("x"), ExitCode.CONFIGURATION, FailureClass.CONFIGURATION),

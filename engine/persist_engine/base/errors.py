@@ -135,7 +135,7 @@ class BatchExpired(InvalidUsage):
 
 
 class CodecMismatch(InvalidUsage):
-    """The requested codecs differ from the codecs of the shard. `detail`: requested, actual."""
+    """The requested codecs differ from the codecs of the shard, or this release has no such codecs. `detail`: requested, actual."""
 
     kind = ErrorKind.CODEC_MISMATCH
 

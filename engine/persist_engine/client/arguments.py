@@ -8,9 +8,17 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import CodecMismatch, InvalidUsage
 from persist_engine.model.ids import CriticalReaderId, ShardId
-from persist_engine.model.state import CLOCK, COMMIT_INFO, COMMIT_INFO_BYTES_MAX, Clock, FirstHold, SourceProgress
+from persist_engine.model.state import (
+    CLOCK,
+    COMMIT_INFO,
+    COMMIT_INFO_BYTES_MAX,
+    Clock,
+    CodecNames,
+    FirstHold,
+    SourceProgress,
+)
 
 if TYPE_CHECKING:
     from persist_engine.rows.schema import Schema
@@ -111,6 +119,25 @@ def expect_clock(given: Any) -> Clock:
     if text not in get_args(Clock):
         raise InvalidUsage(f"clock is {wanted}, not {text[:40]!r}")
     return cast("Clock", text)
+
+
+def expect_codecs(given: Any) -> CodecNames:
+    """The codecs of a new shard, from the names of those of keys and values. None means those of this release. Raises CodecMismatch for
+    names that it does not have.
+    """
+    from persist_engine.rows.schema import CODECS  # as in expect_schema
+
+    if given is None:
+        return CODECS
+    wanted = "a tuple of two texts, the names of the codecs of keys and values, or None"
+    expect(given, tuple, "codecs", wanted)
+    if len(given) != 2 or not all(isinstance(one, str) for one in given):
+        raise InvalidUsage(f"codecs must be {wanted}")
+    codecs = CodecNames(*given)
+    if codecs != CODECS:
+        text = f"there are no codecs {codecs}: this release of persist has {CODECS}"
+        raise CodecMismatch(text, requested=codecs, actual=CODECS)
+    return codecs
 
 
 def expect_first_hold(critical: Any) -> FirstHold | None:

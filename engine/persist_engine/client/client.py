@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from persist_engine.base.env import Env, SystemEnv
-from persist_engine.base.errors import ForkedLog, SchemaMismatch, ShardNotFound
+from persist_engine.base.errors import ForkedLog, ShardNotFound
 from persist_engine.base.metrics import Metrics, NoMetrics
 from persist_engine.base.refusal import Bound
 from persist_engine.base.retry import OnWait, Retry
@@ -23,6 +23,7 @@ from persist_engine.base.versioned import SeqNo, VersionedData
 from persist_engine.client.arguments import (
     expect,
     expect_clock,
+    expect_codecs,
     expect_count,
     expect_first_hold,
     expect_schema,
@@ -37,7 +38,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId, StoreId
 from persist_engine.model.ownership import Adoption, Owner
 from persist_engine.model.queries import clock_of, is_finalized
-from persist_engine.model.state import Clock, FirstHold, SourceProgress
+from persist_engine.model.state import Clock, CodecNames, FirstHold, SourceProgress
 from persist_engine.rows.schema import CODECS, Schema
 from persist_engine.shard.applier import Applier
 from persist_engine.shard.machine import Machine
@@ -162,7 +163,7 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         if lease_ms is not None:
             expect_count(lease_ms, "lease_ms", least=0)
         machine = self.machine(shard_id)
-        schema_id = None if schema is None else _registered(machine, expect_schema(schema))
+        schema_id = None if schema is None else schema_id_of(machine, expect_schema(schema))
         return ReadHandle.open(machine, schema_id, purpose=purpose, lease_ms=lease_ms)
 
     def open_critical_since(
@@ -215,6 +216,7 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         retain_ms: int | None = None,
         critical: tuple[CriticalReaderId, bytes, str] | None = None,
         clock: Clock = "ms",
+        codecs: tuple[str, str] | None = None,
     ) -> None:
         """Creates the shard unless it exists. Its retention is `retain_ms` (0: none), by default `settings.retain_ms`. `critical` is the
         (id, opaque, purpose) of a critical reader that it has from the beginning. Idempotent. Raises SchemaMismatch when the shard exists
@@ -222,11 +224,15 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
 
         `clock` is the source of the times of writes by tables, in Spark too: `ms`, or `counter`, which counts the writes. Callers of the
         handles below tables choose the times themselves.
+
+        `codecs` names the encodings of keys and of values, by default those of this release. Raises CodecMismatch, and creates nothing,
+        for names that this release does not have, and when the shard exists with other codecs.
         """
         if retain_ms is not None:
             expect_count(retain_ms, "retain_ms", least=0)
         hold, clock = expect_first_hold(critical), expect_clock(clock)
-        self._initialised(shard_id, schema, retain_ms=retain_ms, critical=hold, clock=clock)
+        names = expect_codecs(codecs)
+        self._initialised(shard_id, schema, retain_ms=retain_ms, critical=hold, clock=clock, codecs=names)
 
     def schema(self, shard_id: ShardId) -> Schema:
         """The shard's newest schema, as far as this process knows. Raises ShardNotFound."""
@@ -454,6 +460,7 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         retain_ms: int | None = None,
         critical: FirstHold | None = None,
         clock: Clock = "ms",
+        codecs: CodecNames = CODECS,
     ) -> tuple[Machine, int]:
         """Creates the shard unless it exists. Returns it and the id of `schema` there. `retain_ms` None means `settings.retain_ms`."""
         shard_id, schema = expect_shard(shard_id), expect_schema(schema)
@@ -462,14 +469,14 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
         if known is None:
             retain_ms = self._versions.settings.retain_ms if retain_ms is None else retain_ms
             state = self._versions.maybe_init_shard(
-                shard_id, CODECS, schema.to_pair(), retain_ms=retain_ms or None, critical=critical, clock=clock
+                shard_id, codecs, schema.to_pair(), retain_ms=retain_ms or None, critical=critical, clock=clock
             )
             known = self._share(Applier(state, self._versions))
         elif not known.is_marked:  # a reader opened the shard; readers write no mark
             self._versions.ensure_mark(known.state)
         known.is_marked = True
         machine = Machine(known)
-        return machine, _registered(machine, schema)
+        return machine, schema_id_of(machine, schema)
 
     def _share(self, loaded: Applier) -> Applier:
         """The one Applier of the shard: `loaded`, unless another thread was faster. Raises CodecMismatch; then `loaded` is not kept."""
@@ -485,15 +492,3 @@ class PersistClient(Bound, elsewhere="in another process, PersistClient.open(loc
 
 def _not_found(shard_id: ShardId, consensus: Consensus) -> ShardNotFound:
     return ShardNotFound(f"shard {shard_id} does not exist in {consensus.address()}", shard_id=shard_id)
-
-
-def _registered(machine: Machine, schema: Schema) -> int:
-    """The id of `schema` in the shard. Raises SchemaMismatch, which names the columns, when the shard never had this schema."""
-    schema_id = schema_id_of(machine, schema)
-    if schema_id is None:
-        raise SchemaMismatch(
-            f"shard {machine.shard_id} has another schema: {machine.schema.difference(schema)}",
-            requested=repr(schema),
-            actual=repr(machine.schema),
-        )
-    return schema_id

@@ -44,7 +44,7 @@ def tend(client: PersistClient, wish: Wish) -> Tending:
     except ShardNotFound:
         if wish.schema is None:
             return NoSuchShard(shard_id)
-        client.initialise(shard_id, Schema.from_ddl(*wish.schema))
+        client.initialise(shard_id, Schema.from_ddl(*wish.schema), codecs=wish.codecs)
         seen = client.inspect(shard_id, known_seqno=known_seqno)
     schema_problem, generation = "", 0
     if wish.evolve is not None and wish.evolve.shard_id == shard_id and is_known(seen, wish.known):

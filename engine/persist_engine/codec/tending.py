@@ -20,6 +20,7 @@ from persist_engine.base.secrets import without_secrets
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection, ReaderInfo
 from persist_engine.model.ownership import OwnedElsewhere, Owner, Unowned
+from persist_engine.model.state import CodecNames
 from persist_engine.model.tending import (
     READERS_MAX,
     KnownLog,
@@ -33,10 +34,10 @@ from persist_engine.model.tending import (
 )
 from persist_engine.rows.schema import Schema
 
-FORMAT = 2
+FORMAT = 3
 REPORT_BYTES_MAX = 4096
 _UNPACKED_BYTES_MAX = 256 << 10
-_DDL_MAX, _WORDS_MAX, _MESSAGE_MAX = 65_536, 128, 1500
+_DDL_MAX, _CODEC_MAX, _WORDS_MAX, _MESSAGE_MAX = 65_536, 64, 128, 1500
 _COUNT_MAX, _TIME_MAX = (1 << 63) - 1, (1 << 64) - 1
 #: The limit on counts of readers and writers, because statuses hold these in 32 bits.
 _LEFT_OUT_MAX = 1_000_000_000
@@ -64,8 +65,8 @@ def decode_wish(text: str) -> Wish:
     """Inverse of `encode_wish`. Raises InvalidUsage for any other text."""
     found = _Fields(_loaded(text), "the wish")
     found.expect("format", lambda one: one == FORMAT, f"{FORMAT}: another release of persist wrote it")
-    wanted, take_over, known, schema, hold, evolve = (
-        found.take(name) for name in ("wanted", "take_over", "known", "schema", "hold", "evolve")
+    wanted, take_over, known, schema, codecs, hold, evolve = (
+        found.take(name) for name in ("wanted", "take_over", "known", "schema", "codecs", "hold", "evolve")
     )
     wish = Wish(
         owner=Owner.parse(found.text("owner", 4096)),
@@ -74,6 +75,9 @@ def decode_wish(text: str) -> Wish:
         take_over=None if take_over is None else _owned_elsewhere(_Fields(take_over, "take_over"), 4096),
         known=None if known is None else _known(_Fields(known, "known")),
         schema=None if schema is None else _ddls(schema),
+        codecs=None
+        if codecs is None
+        else _pair(codecs, _CODEC_MAX, "codecs are the names of those of keys and of values"),
         hold=None if hold is None else _hold(_Fields(hold, "hold")),
         evolve=None if evolve is None else _evolve(_Fields(evolve, "evolve")),
     )
@@ -127,6 +131,7 @@ def _document(answer: Tending) -> dict[str, Any]:
             return {
                 "answer": "Tended",
                 **fields,
+                "codecs": dataclasses.asdict(seen.codecs),
                 "applier_version": _words(seen.applier_version, _WORDS_MAX),
                 "readers": named,
                 "readers_left_out": answer.readers_left_out,
@@ -257,20 +262,33 @@ def _evolve(found: _Fields) -> WantedSchema:
     return WantedSchema(shard_id=shard_id, key=key, value=value, generation=generation)
 
 
-def _ddls(pair: object) -> tuple[str, str]:
-    if (
-        not isinstance(pair, list)
-        or len(pair) != len(_DDLS)
-        or not all(isinstance(one, str) and len(one) <= _DDL_MAX for one in pair)
-    ):
-        raise InvalidUsage("a schema is the DDL of the key and that of the value")
+def _ddls(document: object) -> tuple[str, str]:
+    pair = _pair(document, _DDL_MAX, "a schema is the DDL of the key and that of the value")
     Schema.from_ddl(*pair)
-    return (pair[0], pair[1])
+    return pair
+
+
+def _pair(document: object, characters: int, what: str) -> tuple[str, str]:
+    if (
+        not isinstance(document, list)
+        or len(document) != 2
+        or not all(isinstance(one, str) and len(one) <= characters for one in document)
+    ):
+        raise InvalidUsage(what)
+    return (document[0], document[1])
+
+
+def _codecs(document: object) -> CodecNames:
+    found = _Fields(document, "codecs")
+    codecs = CodecNames(*(found.text(name, _CODEC_MAX) for name in ("key", "val", "time", "diff")))
+    found.end()
+    return codecs
 
 
 def _tended(found: _Fields) -> Tended:
     readers = found.expect("readers", lambda one: isinstance(one, list) and len(one) <= READERS_MAX + 1, "a short list")
     values: dict[str, Any] = {"readers": tuple(map(_reader, readers)), "writers": (), "progress": {}}
+    values["codecs"] = _codecs(found.take("codecs"))
     values["key_schema"], values["val_schema"] = _ddls([found.take(name) for name in _DDLS])
     for one in dataclasses.fields(Inspection):
         if one.name not in values:

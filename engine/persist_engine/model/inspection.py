@@ -15,7 +15,7 @@ from persist_engine.model.maintenance import collectable_versions
 from persist_engine.model.queries import is_tombstone, latest_rollup, retained_since, rollup_at_or_below, seqno_since
 from persist_engine.model.rebirth import is_recovered_from
 from persist_engine.model.spine.owed import waits_after_merge_ms, waits_from_ms
-from persist_engine.model.state import CLOCK, COMMIT_INFO, FILTERED, ShardState
+from persist_engine.model.state import CLOCK, COMMIT_INFO, FILTERED, CodecNames, ShardState
 
 #: The greatest number that a report can hold.
 _COUNT_MAX = (1 << 63) - 1
@@ -72,6 +72,7 @@ class Inspection:
     retained_since: int | None = None
     key_schema: str
     val_schema: str
+    codecs: CodecNames
     batches: int
     spine_batches: int
     uncompacted_batches: int
@@ -133,6 +134,7 @@ class Inspection:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; the keys are the field names."""
         out = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        out["codecs"] = dataclasses.asdict(self.codecs)
         out["readers"] = [dataclasses.asdict(reader) for reader in self.readers]
         out["writers"] = [dataclasses.asdict(writer) for writer in self.writers]
         out["progress"] = dict(self.progress)
@@ -170,6 +172,7 @@ def inspection_of(
         retained_since=None if retained is None else retained.time,
         key_schema="",
         val_schema="",
+        codecs=state.codecs,
         batches=trace.batch_count,
         spine_batches=sum(1 for _ in trace.spine_batches()),
         uncompacted_batches=sum(len(batch.parts) for batch in due),

@@ -130,6 +130,9 @@ class CodecNames:
     time: str = "u64"
     diff: str = "i64"
 
+    def __str__(self) -> str:
+        return f"key {self.key}, value {self.val}, time {self.time}, diff {self.diff}"
+
 
 @dataclass(frozen=True, slots=True)
 class ShardState:

@@ -48,9 +48,10 @@ class WantedSchema:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """Make `owner` the owner of a shard: `wanted`, else the shard to which the owner's name leads, else `proposed`. Create the
-    shard if `schema` (DDL of key and value) is given, evolve its schema if `evolve` is given, move its since if `hold` is given,
-    and report its state. With `known`, change nothing if the log is another one. `take_over` is an earlier answer: its owner may
-    be replaced, but not if the shard or its owner changed since then.
+    shard if `schema` (DDL of key and value) is given, with `codecs` (of key and value; None: those of the release). Evolve its
+    schema if `evolve` is given, move its since if `hold` is given, and report its state. With `known`, change nothing if the log
+    is another one. `take_over` is an earlier answer: its owner may be replaced, but not if the shard or its owner changed since
+    then.
     """
 
     owner: Owner
@@ -59,6 +60,7 @@ class Wish:
     take_over: OwnedElsewhere | None = None
     known: KnownLog | None = None
     schema: tuple[str, str] | None = None
+    codecs: tuple[str, str] | None = None
     hold: WantedHold | None = None
     evolve: WantedSchema | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import InvalidUsage, SchemaMismatch
 from persist_engine.base.refusal import Refusal
 from persist_engine.model.commands import SchemaEvolved
 from persist_engine.model.maintenance import Maintenance
@@ -27,14 +27,20 @@ class SchemaIncompatible(Refusal):
         return f"the schema stays as it is, because {'; '.join(self.reasons)}"
 
 
-def schema_id_of(machine: Machine, schema: Schema) -> int | None:
-    """The id under which `schema` is registered, the newest if there are several; None when it is not registered. Makes no round trip when
-    the id is known here; otherwise linearized.
+def schema_id_of(machine: Machine, schema: Schema) -> int:
+    """The id under which `schema` is registered, the newest if there are several. Makes no round trip when the id is known here; otherwise
+    linearized. Raises SchemaMismatch, which names the columns, when the shard never had this schema.
     """
     found = _known_id(machine, schema)
     if found is None:
         machine.refresh()
         found = _known_id(machine, schema)
+    if found is None:
+        raise SchemaMismatch(
+            f"shard {machine.shard_id} has another schema: {machine.schema.difference(schema)}",
+            requested=repr(schema),
+            actual=repr(machine.schema),
+        )
     return found
 
 

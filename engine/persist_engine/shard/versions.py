@@ -229,7 +229,8 @@ def check_codecs(state: ShardState, requested: CodecNames) -> None:
     """Raises CodecMismatch unless the shard was created with the codecs `requested`."""
     if state.codecs != requested:
         raise CodecMismatch(
-            f"shard {state.shard_id} was made with codecs {state.codecs}, not {requested}",
+            f"shard {state.shard_id} records the codecs {state.codecs}, not {requested}; nothing was read or changed: use a release of "
+            "persist that has the recorded codecs, or another shard",
             requested=requested,
             actual=state.codecs,
         )

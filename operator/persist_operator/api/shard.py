@@ -92,6 +92,17 @@ class ShardSchema:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardCodecs:
+    """Names of the encodings of keys and values."""
+
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"key {self.key}, value {self.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """A maintenance window. It is open from each tick of `schedule` for `duration_seconds` of elapsed time."""
 
@@ -113,6 +124,8 @@ class ShardSpec:
     storage_profile: str | None
     storage: Mapping[str, Any] | None
     schema: ShardSchema | None
+    codecs: ShardCodecs | None
+    """The codecs that the shard must have. None: a new shard gets those of the engine's release."""
     since_lag_seconds: int
     compaction_mode: str
     max_uncompacted_batches: int
@@ -149,13 +162,14 @@ class ShardSpec:
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> ShardSpec:
         """From a JSON object with defaults filled in."""
-        schema, maintenance = spec.get("schema"), spec["maintenance"]
+        schema, codecs, maintenance = spec.get("schema"), spec.get("codecs"), spec["maintenance"]
         budget = maintenance.get("maxRewriteBytesPerDay")
         return cls(
             shard_id=spec.get("shardId"),
             storage_profile=spec.get("storageProfile"),
             storage=spec.get("storage"),
             schema=None if schema is None else ShardSchema(key=schema["key"], value=schema.get("value", "")),
+            codecs=None if codecs is None else ShardCodecs(key=codecs["key"], value=codecs["value"]),
             since_lag_seconds=spec["retention"]["sinceLagSeconds"],
             compaction_mode=spec["compaction"]["mode"],
             max_uncompacted_batches=spec["compaction"]["maxUncompactedBatches"],

@@ -50,6 +50,16 @@ class Ddl(Block):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Codecs(Block):
+    """The codec names that the stored shard records."""
+
+    key: str | None = None
+    value: str | None = None
+    time: str | None = None
+    diff: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frontiers(Block):
     """since and upper as texts; the empty text is a closed frontier."""
 
@@ -226,6 +236,7 @@ class ShardStatus(Block):
     log: LogEntry = LogEntry()
     store: Stores = Stores()
     schema: Ddl = Ddl()
+    codecs: Codecs = Codecs()
     frontiers: Frontiers = Frontiers()
     storage: Storage = Storage()
     holds: Holds = Holds()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from persist_engine.model.ownership import Owner
 
 from persist_operator.api.names import MaintenanceKind
-from persist_operator.api.shard import InlineLocation, ShardSchema, StoreLocation
+from persist_operator.api.shard import InlineLocation, ShardCodecs, ShardSchema, StoreLocation
 from persist_operator.api.shard_status import Runner
 from persist_operator.api.sink import SinkSpec
 from persist_operator.plan.keeping.auditing import Audit
@@ -23,12 +23,16 @@ StopEvent = Literal["", "DriverStopped", "DriverForcedOut"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialiseShard:
-    """Create the shard with this schema and the operators' critical reader. No effect when the shard exists with the same schema."""
+    """Create the shard with this schema, these codecs and the operators' critical reader. No effect when the shard exists with the same
+    schema and codecs.
+    """
 
     owner: Owner
     shard_id: str
     location: StoreLocation
     schema: ShardSchema
+    codecs: ShardCodecs | None = None
+    """None: those of the engine's release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,7 @@ _PERMANENT: Mapping[str, str] = {
     "StoreLost": "StoreLost",
     "StoreMismatch": "StoreMismatch",
     "SchemaMismatch": "SchemaMismatch",
+    "CodecMismatch": "CodecMismatch",
     "InvalidArgument": "InvalidStorage",
     "ReportTooLong": "ReportTooLong",
 }
@@ -369,7 +370,7 @@ def _successor(shard: Shard, observed: ShardObserved, now_ms: int) -> WantedSche
 
 def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere | None, since_min: int) -> Wish:
     claim = ownership.claim_of(shard, settings)
-    shard_id, log = shard.known.shard_id, shard.known.log
+    shard_id, log, codecs = shard.known.shard_id, shard.known.log, shard.spec.codecs
     known = None
     if claim.known_seqno is not None:
         known = KnownLog(seqno=claim.known_seqno, birth=log.birth or "", tag=log.tag or "")
@@ -391,6 +392,7 @@ def _wish(shard: Shard, settings: OperatorSettings, *, take_over: OwnedElsewhere
         known=known,
         # A shard that existed is never created again, because that would hide a loss.
         schema=_schema(shard) if known is None else None,
+        codecs=None if codecs is None else (codecs.key, codecs.value),
         hold=hold,
     )
 

@@ -17,7 +17,7 @@ from persist_operator.api import conditions, names, times
 from persist_operator.api.conditions import Condition
 from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.shard import InlineLocation, Shard, ShardSchema, StorageRefused, StoreLocation
-from persist_operator.api.shard_status import Ddl, ShardStatus, Upkeep
+from persist_operator.api.shard_status import ShardStatus, Upkeep
 from persist_operator.plan import (
     inspecting,
     maintenance,
@@ -184,18 +184,14 @@ def _stalled(
     found = conditions.stalled(reason, message)
     if reachable:
         found.append(_reachable(status))
-    notes = _stalled_note(shard, (reason, message))
+    notes = _note(shard, "Stalled", (reason, message))
     return _conditioned(shard, status, found, now_ms, requeue_after_s=retry_s, notes=notes)
 
 
-def _stalled_note(shard: Shard, why: tuple[str, str] | None) -> tuple[Note, ...]:
-    """The Event of a resource that becomes stalled for this reason, with this message."""
-    return () if why is None or _has_reason(shard, "Stalled", why[0]) else (Note("Warning", *why),)
-
-
-def _has_reason(shard: Shard, condition_type: str, reason: str) -> bool:
-    found = conditions.find(shard.status, condition_type)
-    return found is not None and found.get("reason") == reason
+def _note(shard: Shard, condition_type: str, why: tuple[str, str] | None) -> tuple[Note, ...]:
+    """The Event of a resource whose condition gets this reason, with this message; none when it has the reason already."""
+    has = (conditions.find(shard.status, condition_type) or {}).get("reason")
+    return () if why is None or has == why[0] else (Note("Warning", *why),)
 
 
 def _reachable(status: ShardStatus) -> Condition:
@@ -216,11 +212,7 @@ def _store_failed(
         Condition("Reconciling", "True", failure.reason, "waiting for the store to come back"),
         Condition("StorageReachable", "False", failure.reason, failure.message),
     ]
-    notes = (
-        ()
-        if _has_reason(shard, "StorageReachable", failure.reason)
-        else (Note("Warning", failure.reason, failure.message),)
-    )
+    notes = _note(shard, "StorageReachable", (failure.reason, failure.message))
     return _conditioned(shard, base, found, now_ms, requeue_after_s=settings.loop.store_breaker_seconds, notes=notes)
 
 
@@ -248,6 +240,7 @@ def _missing(case: _Case) -> Plan:
         shard_id=shard_id,
         location=case.location,
         schema=shard.spec.schema,
+        codecs=shard.spec.codecs,
     )
     failure = case.observed.failures.get("InitialiseShard")
     if failure is not None and failure.generation == shard.meta.generation:
@@ -274,6 +267,9 @@ def _problem(case: _Case, inspection: Inspection) -> tuple[str, str] | None:
     lost = shard_log.loss(case.shard, inspection, case.words)
     if lost is not None:
         return "ShardLost", lost
+    codecs = evolving.codecs_problem(case.shard, inspection)
+    if codecs is not None:
+        return "CodecMismatch", codecs
     schema = _schema_standing(case, inspection)
     return (schema.reason, schema.message) if isinstance(schema, evolving.Stopped) else None
 
@@ -304,10 +300,9 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
     held = holding.holders(known, inspection, critical_id=critical_id, now_ms=_seen_ms(case))
     is_new_hold = holding.is_held_back(inspection, target, held) and holding.has_news(known, held)
     forced = bool(folded.notes or recoveries or accepted or is_new_hold)
+    numbers = _with_numbers(case, inspection, held, forced=forced, advanced=advance is not None)
     status = replace(
-        _with_numbers(case, inspection, held, forced=forced, advanced=advance is not None),
-        engine_version=shard_status.engine_version(inspection),
-        schema=Ddl(key=inspection.key_schema, value=inspection.val_schema),
+        shard_status.with_facts(numbers, inspection),
         plan=ahead.plan,
         rewritten=folded.rewritten or None,
         maintenance=blocks,
@@ -342,7 +337,7 @@ def _healthy(case: _Case, inspection: Inspection) -> Plan:
         now_ms,
         requeue_after_s=case.settings.loop.inspect_seconds,
         actions=(*_evolve(case, schema), *((advance,) if advance else ()), *started),
-        notes=(*folded.notes, *recoveries, *answers, *_stalled_note(shard, case.refused)),
+        notes=(*folded.notes, *recoveries, *answers, *_note(shard, "Stalled", case.refused)),
     )
     if not plan.actions and status.frontiers.seqno == inspection.seqno:
         plan = replace(plan, is_settled=_is_settled(case, inspection, folded, ahead))

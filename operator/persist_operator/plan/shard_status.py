@@ -19,7 +19,7 @@ from persist_operator.api.conditions import Condition
 from persist_operator.api.names import MaintenanceKind
 from persist_operator.api.redact import clip, redact
 from persist_operator.api.shard import Shard, StoreLocation
-from persist_operator.api.shard_status import Debt, Frontiers, Holds, ShardStatus, Storage, Stores, Upkeep
+from persist_operator.api.shard_status import Codecs, Ddl, Debt, Frontiers, Holds, ShardStatus, Storage, Stores, Upkeep
 from persist_operator.plan import maintenance, shard_log
 from persist_operator.plan.keeping import holding
 from persist_operator.plan.observed import ACTION_REFUSED, STUCK_MS, ActionFailure, Run, ShardObserved
@@ -34,6 +34,17 @@ _UPKEEP: tuple[tuple[str, MaintenanceKind], ...] = (("CompactionCurrent", "compa
 def stores(location: StoreLocation) -> Stores:
     """The stores' URLs for display, without credentials and parameters."""
     return Stores(blob=shown_url(location.blob)[:1024], consensus=shown_url(location.consensus)[:1024])
+
+
+def with_facts(status: ShardStatus, inspection: Inspection) -> ShardStatus:
+    """`status` with the facts of `inspection` that are no numbers: the engine's version, schema and codecs."""
+    found = inspection.codecs
+    return replace(
+        status,
+        engine_version=_engine_version(inspection),
+        schema=Ddl(key=inspection.key_schema, value=inspection.val_schema),
+        codecs=Codecs(key=found.key, value=found.val, time=found.time, diff=found.diff),
+    )
 
 
 def with_numbers(
@@ -123,7 +134,7 @@ def _frontiers(inspection: Inspection, now_ms: int, since_advanced: str | None, 
     )
 
 
-def engine_version(inspection: Inspection) -> str:
+def _engine_version(inspection: Inspection) -> str:
     """The version of the engine that wrote the newest state."""
     return inspection.applier_version[:64]
 

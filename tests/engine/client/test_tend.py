@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
-from persist_engine.base.errors import InvalidUsage
+from persist_engine.base.errors import CodecMismatch, InvalidUsage
 from persist_engine.client.client import PersistClient
 from persist_engine.client.location import Location
 from persist_engine.client.tend import hold_since, tend
@@ -12,7 +12,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.ownership import OwnedElsewhere, Owner, Unowned
 from persist_engine.model.tending import READERS_MAX, KnownLog, NoSuchShard, Tended, WantedHold, WantedSchema, Wish
-from persist_engine.rows.schema import Schema
+from persist_engine.rows.schema import CODECS, Schema
 
 OWNER, OTHER = Owner("op", "team", "flights"), Owner("op", "team", "other")
 SHARD_ID = ShardId("s00000000-0000-0000-0000-000000000001")
@@ -46,6 +46,15 @@ def test_a_shard_is_made_once_and_only_with_a_schema(client):
     assert isinstance(made, Tended)
     again = tend(client, bare)
     assert (again.inspection.shard_id, again.inspection.seqno) == (SHARD_ID, made.inspection.seqno)
+
+
+def test_a_shard_is_made_with_the_codecs_of_the_wish_or_not_at_all(client):
+    with pytest.raises(
+        CodecMismatch, match="no codecs key row, .*: this release of persist has key struct, value struct"
+    ):
+        tend(client, dataclasses.replace(WISH, codecs=("row", "struct")))
+    assert not client.has_log(SHARD_ID)
+    assert tend(client, dataclasses.replace(WISH, codecs=("struct", "struct"))).inspection.codecs == CODECS
 
 
 def test_a_shard_of_another_owner_and_a_shard_without_owner_are_not_changed(client):

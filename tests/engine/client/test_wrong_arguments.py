@@ -84,7 +84,7 @@ WRONG: dict[type, dict[str, dict[str, list[Any]]]] = {
         "open_critical_since": {"shard_id": SHARD, "critical_id": all_but(), "opaque": BYTES, **PURPOSE},
         "machine": {"shard_id": SHARD},
         "background_maintenance": {"switch": all_but(None)},
-        "initialise": {"shard_id": SHARD, "schema": SCHEMAS, "retain_ms": [*all_but(int, None), -5, 2**64], "critical": HOLDS, "clock": [*ANYTHING, "s"]},
+        "initialise": {"shard_id": SHARD, "schema": SCHEMAS, "retain_ms": [*all_but(int, None), -5, 2**64], "critical": HOLDS, "clock": [*ANYTHING, "s"], "codecs": [*all_but(None), ("row", "struct"), ("struct",), (1, 2)]},
         "schema": {"shard_id": SHARD},
         "clock": {"shard_id": SHARD},
         "shard_named": {"name": [*all_but(str), "", "\ud800", "no/such name"]},

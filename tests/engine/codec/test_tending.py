@@ -22,6 +22,7 @@ from persist_engine.codec.tending import (
 from persist_engine.model.ids import CriticalReaderId, ShardId
 from persist_engine.model.inspection import Inspection, ReaderInfo
 from persist_engine.model.ownership import OwnedElsewhere, Owner, Unowned
+from persist_engine.model.state import CodecNames
 from persist_engine.model.tending import KnownLog, NoSuchShard, NotTended, Tended, WantedHold, WantedSchema, Wish
 from persist_kit.depth import draws
 
@@ -33,6 +34,7 @@ hexes = st.binary(max_size=32).map(bytes.hex)
 words = st.text(st.characters(exclude_categories=("C",)), max_size=40)
 names = st.text(st.characters(exclude_categories=("C",)), min_size=1, max_size=40)
 owners = st.builds(Owner, names, names, names)
+codecs = st.builds(CodecNames, words, words, words, words)
 
 
 def readers():
@@ -52,7 +54,7 @@ def by_annotation(field):
     known = {
         "shard_id": st.just(str(SHARD_ID)), "readers": st.lists(readers(), max_size=6).map(tuple), "writers": st.just(()),
         "progress": st.just({}), "key_schema": st.sampled_from(["id BIGINT", "a STRING NOT NULL, b DATE"]),
-        "val_schema": st.sampled_from(["", "v STRING"]), "birth": hexes, "tag": hexes, "known_tag": st.none() | hexes,
+        "val_schema": st.sampled_from(["", "v STRING"]), "codecs": codecs, "birth": hexes, "tag": hexes, "known_tag": st.none() | hexes,
         "since": st.none() | times, "upper": st.none() | times, "retained_since": st.none() | times, "applier_version": words,
     }  # fmt: skip
     plain = {"int": counts, "int | None": st.none() | counts, "bool": st.booleans()}
@@ -83,6 +85,7 @@ wishes = st.builds(
     take_over=st.none() | st.builds(OwnedElsewhere, st.just(SHARD_ID), owners),
     known=st.none() | st.builds(KnownLog, seqno=counts, birth=hexes, tag=hexes),
     schema=st.none() | st.just(("id BIGINT", "v STRING")),
+    codecs=st.none() | st.tuples(words, words),
     hold=st.none()
     | st.builds(
         WantedHold,
@@ -129,6 +132,7 @@ def test_a_wish_has_nothing_that_a_container_would_replace():
 def tended(**changes):
     values = dict.fromkeys((one.name for one in dataclasses.fields(Inspection)), 1)
     values |= {"shard_id": str(SHARD_ID), "applier_version": "0.1.0", "key_schema": "id BIGINT", "val_schema": ""}
+    values |= {"codecs": CodecNames("struct", "struct")}
     values |= {"readers": (), "writers": (), "progress": {}, "is_tombstone": False, "birth": "aa", "tag": "bb"}
     return Tended(inspection=Inspection(**{**values, "known_tag": None, **changes}))
 

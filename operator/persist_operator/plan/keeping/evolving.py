@@ -1,5 +1,5 @@
 """Compares the schema of the spec with that of the stored shard: it is the same, a successor that the engine may register, or refused.
-Pure.
+Compares the codecs of the spec, which never change. Pure.
 
 A schema only grows (persist_engine.rows.evolution). While the spec has an impossible schema, a shard that was served before keeps its own
 schema: it is maintained, and its sinks write it. A shard that this resource has not served yet is not changed.
@@ -11,12 +11,13 @@ import functools
 from dataclasses import dataclass
 
 from persist_engine.base.errors import InvalidUsage
+from persist_engine.model.inspection import Inspection
 from persist_engine.rows.evolution import incompatibilities
 from persist_engine.rows.schema import Schema
 
 from persist_operator.api.conditions import Condition, reconciling, stalled
 from persist_operator.api.redact import clip
-from persist_operator.api.shard import Shard, ShardSchema
+from persist_operator.api.shard import Shard, ShardCodecs, ShardSchema
 from persist_operator.api.shard_status import Ddl
 from persist_operator.plan.observed import SCHEMA_REFUSED, ActionFailure
 
@@ -49,6 +50,17 @@ class Evolves:
 
 
 Standing = Stopped | Refused | Evolves | None
+
+
+def codecs_problem(shard: Shard, found: Inspection) -> str | None:
+    """The difference of the spec's codecs from those that the stored shard records. None when the spec names none, or the same."""
+    wanted, recorded = shard.spec.codecs, ShardCodecs(key=found.codecs.key, value=found.codecs.val)
+    if wanted in {None, recorded}:
+        return None
+    return (
+        f"shard {found.shard_id} records the codecs {recorded}, and spec.codecs wants {wanted}; nothing was changed: create the "
+        "resource anew with the recorded codecs, or with another shardId"
+    )
 
 
 @functools.lru_cache(maxsize=1024)
