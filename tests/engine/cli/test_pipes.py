@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import os
 import subprocess
@@ -210,3 +211,16 @@ def test_standard_input_is_read_once_and_must_be_there(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InvalidUsage, match="standard input is closed"):
         list(batches_of(["-"], InputFormat.CSV, WANTED, lambda *_: None))
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
+def test_regression_a_mark_of_utf_8_within_a_pipe_belongs_to_its_value(tmp_path: Path, name: str) -> None:
+    """Arrow drops the mark at the beginning of each block that it reads, so which values lost theirs depended on the blocks."""
+    names = [f"\ufeff{'x' * (number % 97)}{number}" for number in range(60_000)]
+    text = "\ufeffname,id\n" + "".join(f"{name},{number}\n" for number, name in enumerate(names))
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode(), 1) if path.suffix == ".gz" else text.encode())
+    wanted = pa.schema([("name", pa.string()), ("id", pa.int64())])
+    tables = list(batches_of([str(path)], None, wanted, lambda *_: None))
+    assert len(tables) > 2, "the blocks are cut between records"
+    assert pa.concat_tables(tables).to_pydict() == {"name": names, "id": list(range(60_000))}

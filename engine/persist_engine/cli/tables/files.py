@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
@@ -133,6 +134,8 @@ def _csv(source: Source, wanted: pa.Schema) -> Iterator[pa.Table]:
         for some in _records(source, has_empty=has_empty):
             records = some if head else some.lstrip(b"\r\n")
             head = head or records
+            if names is not None and records.startswith(BOM_UTF8):
+                records = BOM_UTF8 + records  # Arrow drops one, and here it belongs to a value
             read = pyarrow.csv.ReadOptions(column_names=names, block_size=len(records) + 1)
             table = pyarrow.csv.read_csv(
                 pa.BufferReader(records), read_options=read, parse_options=parse, convert_options=options
