@@ -196,6 +196,7 @@ class Table(Readable, elsewhere="in another process, connect again and take the 
         commit_info: CommitInfo | None = None,
     ) -> Written:
         """Makes `rows` the contents. Writes only the difference, so rows that stay cost nothing. Memory is bounded, also for a stream.
+        Raises InvalidUsage for an iterator that gives no table, as one that was used up does; an empty table removes all rows.
 
         `expected` is the time of the contents that the caller saw (`last_time`, `Scan.time`; None if nothing was written). Raises Conflict
         when the table was written since. Without `expected`, the last overwrite wins.

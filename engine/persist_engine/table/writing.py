@@ -179,12 +179,18 @@ class TableWriter:
         if stream is None and frame.nbytes <= COMPARED_BYTES_MAX:
             return self._overwritten(columns.structs(columns.fitted(frame, coerce=coerce)), columns, notes, expected)
         lower = writer.shared_upper()
-        staged_at = self._time_at(lower)
+        staged_at, is_given = self._time_at(lower), False
         with writer.builder(lower) as builder:
             for table in tables_of(frame, columns.arrow):
+                is_given = True
                 structs = columns.structs(columns.fitted(table, coerce=coerce))
                 if structs.num_rows:
                     builder.add(columns.updates(structs, time=staged_at))
+            if not is_given:
+                raise InvalidUsage(
+                    f"the {type(frame).__name__} gave no table, so overwrite would remove all rows: it may have been read before; "
+                    "to remove all rows, pass an empty table"
+                )
             desired = builder.finish(Antichain.of(staged_at + 1))
 
         def updates(snapshot: Snapshot, _at: Columns, time: int) -> Iterator[pa.Table]:

@@ -402,9 +402,23 @@ def test_an_iterator_of_arrow_tables(orders):
     table = pa.Table.from_pylist(ROWS, schema=orders.schema)
     assert orders.append(table.slice(start, 4) for start in range(0, 10, 4)).inserted == 10
     assert orders.upsert(iter(table.to_batches())).deleted == 0
-    assert orders.overwrite(iter([])).deleted == 10
+    assert orders.overwrite(iter([table.slice(0, 0)])).deleted == 10
     with pytest.raises(InvalidUsage, match="an iterator of rows gave a dict"):
         orders.append(iter(ROWS))
+
+
+@pytest.mark.parametrize("used_up", [iter([]), (each for each in ())], ids=["iterator", "generator"])
+def test_an_iterator_that_gives_no_table_is_no_order_to_remove_all_rows(orders, used_up):
+    """A generator that an earlier loop used up gave nothing, and overwrite removed all rows."""
+    before = orders.count()
+    with pytest.raises(InvalidUsage, match="gave no table, .* would remove all rows: .*, pass an empty table"):
+        orders.overwrite(used_up)
+    assert orders.count() == before
+    empty = orders.schema.empty_table()
+    for nothing in ([], empty, pa.RecordBatchReader.from_batches(empty.schema, []), iter([empty])):
+        orders.append(ROWS[:1])
+        assert orders.overwrite(nothing).deleted > 0
+        assert orders.count() == 0
 
 
 def test_a_table_that_retains_nothing_keeps_only_its_newest_rows(db):

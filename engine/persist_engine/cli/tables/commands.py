@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -287,7 +288,7 @@ def overwrite(
 
         def write(it: Table) -> Written:
             rows = _rows(it, files, format, "overwrite")
-            sure = rows if allow_empty else _not_empty(rows, files)
+            sure = chain([it.schema.empty_table()], rows) if allow_empty else _not_empty(rows, files)
             return it.overwrite(
                 sure, expected=at, coerce=_coerced(coerce), txn=_txn(txn), commit_info=_info(commit_info)
             )
