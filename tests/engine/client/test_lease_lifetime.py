@@ -477,3 +477,43 @@ def test_regression_a_lease_of_parts_that_failed_leaves_no_part_leased(shard, mo
         with pytest.raises(KeyboardInterrupt):
             snapshot.lease_parts()
         assert reader.leased_parts == 0
+
+
+@pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "not committed"])
+def test_an_interrupt_while_a_reader_is_registered_leaves_no_lease(shard, monkeypatch, is_committed):
+    """Ctrl-C as a feed began held since until the lease lapsed."""
+    commit = shard.world.consensus.compare_and_set
+
+    def interrupted(*args):
+        monkeypatch.undo()
+        if is_committed:
+            commit(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shard.world.consensus, "compare_and_set", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        shard.reader()
+    assert not shard.state.leased_readers
+
+
+def test_an_interrupt_does_not_wait_for_a_store_that_does_not_answer(shard, monkeypatch):
+    """The store may be the reason for the interrupt."""
+    monkeypatch.setattr("persist_engine.client.read.handle.LET_GO_S", 0.1)
+    answers = threading.Event()
+    commit = shard.world.consensus.compare_and_set
+
+    def silent(*args):
+        assert answers.wait(PATIENCE_S)
+        return commit(*args)
+
+    def interrupted(*args):
+        commit(*args)
+        monkeypatch.setattr(shard.world.consensus, "compare_and_set", silent)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shard.world.consensus, "compare_and_set", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        shard.reader()
+    assert len(shard.state.leased_readers) == 1
+    answers.set()
+    assert eventually(lambda: not shard.state.leased_readers)

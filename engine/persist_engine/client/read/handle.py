@@ -11,12 +11,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial, reduce
 
 import pyarrow as pa
 
-from persist_engine.base.errors import Fenced, InvalidBounds, InvalidUsage, Unavailable
+from persist_engine.base.errors import Fenced, InvalidBounds, InvalidUsage, PersistError, Unavailable
 from persist_engine.base.versioned import SeqNo
 from persist_engine.client.arguments import expect, expect_count, expect_seconds
 from persist_engine.client.expiring import Expiring
@@ -43,6 +43,8 @@ from persist_engine.work.heartbeat import Heartbeat
 _log = logging.getLogger(__name__)
 #: When a read has waited this long for a time to be written, it logs the reason (spec 9.19).
 WAIT_LOG_S = 1.0
+#: How long an interrupted registration waits for the end of its lease. A store that does not answer may be why it was interrupted.
+LET_GO_S = 2.0
 
 
 class ReadHandle(Expiring):
@@ -61,15 +63,19 @@ class ReadHandle(Expiring):
         lease_ms = machine.settings.lease.reader_lease_ms if lease_ms is None else lease_ms
         expect_count(lease_ms, "lease_ms", least=0)
         reader_id = LeasedReaderId.from_bytes(machine.env.random_bytes(16))
-        registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, purpose=purpose)
-        return cls(
-            machine,
-            machine.schema_id if schema_id is None else schema_id,
-            reader_id=reader_id,
-            since=registered.since,
-            seqno=registered.seqno,
-            lease_ms=lease_ms,
-        )
+        try:
+            registered, _ = machine.register_leased_reader(reader_id, lease_ms=lease_ms, purpose=purpose)
+            return cls(
+                machine,
+                machine.schema_id if schema_id is None else schema_id,
+                reader_id=reader_id,
+                since=registered.since,
+                seqno=registered.seqno,
+                lease_ms=lease_ms,
+            )
+        except (KeyboardInterrupt, SystemExit):
+            _let_go(machine, reader_id)
+            raise
 
     def __init__(
         self,
@@ -475,3 +481,16 @@ def _snapshot_then(snapshot: Snapshot, listen: Listen) -> Iterator[Updates | Pro
         after = Antichain.of(snapshot.as_of + 1)
         yield Progress(after)
         yield from (event for event in listen if isinstance(event, Updates) or after < event.frontier)
+
+
+def _let_go(machine: Machine, reader_id: LeasedReaderId) -> None:
+    """Expires a reader whose registration was interrupted, and may have happened. Waits at most LET_GO_S for that."""
+
+    def expire() -> None:
+        with suppress(PersistError):
+            machine.refresh()  # the known state lacks the reader, so expiring it would change nothing
+            machine.expire_leased_reader(reader_id)
+
+    thread = threading.Thread(target=expire, name="let-go", daemon=True)
+    thread.start()
+    thread.join(LET_GO_S)
