@@ -6,6 +6,7 @@ Owns how errors look. The commands are in `inspect`, `maintain`, `admin`, `read`
 from __future__ import annotations
 
 import json
+import locale
 import logging
 import os
 import sys
@@ -19,6 +20,7 @@ import typer
 
 from persist_engine import __version__
 from persist_engine.base.errors import InvalidUsage, PersistError
+from persist_engine.base.secrets import without_secrets
 from persist_engine.cli.exit_codes import EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, exit_code
 from persist_engine.cli.options import ENVIRON, METRICS_FILE, PROFILE
 from persist_engine.cli.plugins import PluginGroup, parser_of
@@ -203,11 +205,22 @@ def main() -> NoReturn:
         _drop_output()
         sys.exit(code)
     except Exception as error:  # a bug of persist: reported in one line like every other error
+        if isinstance(error, UnicodeEncodeError) and sys.getfilesystemencoding() != "utf-8":
+            sys.exit(_report(InvalidUsage.kind.value, _beyond_locale(error), EXIT_USAGE))
         if os.environ.get(TRACEBACK):
             raise
         text = f"{type(error).__name__}: {error}; this is a bug of persist, {TRACEBACK}=1 shows where"
         sys.exit(_report("Unexpected", text, 1))
     sys.exit(0)
+
+
+def _beyond_locale(error: UnicodeEncodeError) -> str:
+    """The message for a text, most often a path, that has no bytes in the encoding of the locale."""
+    named = without_secrets(ascii(error.object))[:200]
+    return (
+        f"{named} cannot be encoded in the locale {locale.setlocale(locale.LC_CTYPE)}, which has the encoding {error.encoding}: set "
+        "LC_ALL=C.UTF-8, and do not set PYTHONUTF8=0"
+    )
 
 
 def _report(kind: str, text: str, code: int) -> int:

@@ -370,7 +370,7 @@ class SqliteConsensus:
     def _connect(self, *, timeout_s: float) -> sqlite3.Connection:
         """Never creates the file: an empty log in place of a lost one would look like a shard that never existed."""
         return sqlite3.connect(
-            f"file:{quote(str(self._path))}?mode=rw",
+            f"file:{quote(os.fsencode(self._path))}?mode=rw",
             uri=True,
             timeout=timeout_s,
             isolation_level=None,

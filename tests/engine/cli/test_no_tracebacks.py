@@ -8,6 +8,7 @@ import sys
 
 import pyarrow as pa
 import pytest
+from persist_engine import connect
 from persist_engine.cli.export import writing
 from persist_engine.cli.output import print_rows
 from persist_engine.client.client import PersistClient
@@ -177,3 +178,42 @@ def test_an_interrupt_while_the_command_line_loads_is_no_traceback(tmp_path):
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code, "ls"], check=False, env=env, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+#: An environment in which Python decodes paths as ASCII.
+ASCII = {"PYTHONUTF8": "0", "LC_ALL": "C"}
+
+
+def ascii_persist(*arguments, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "persist_engine.cli", *arguments],
+        env={**os.environ, **ASCII, **environ},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_store_in_a_folder_whose_name_is_not_ascii_opens_in_any_locale(tmp_path):
+    """It ended as a bug of persist. The same folder is found in a locale with UTF-8."""
+    folder = tmp_path / "caf\u00e9"
+    folder.mkdir()
+    url, log = f"file://{folder}/blobs", f"sqlite://{folder}/consensus.db"
+    made = ascii_persist("create", "orders", "--key", "id BIGINT", "--blob", url, "--consensus", log)
+    assert (made.returncode, made.stderr) == (0, b"")
+    with connect(url, log) as db:
+        assert db.tables() == ["orders"]
+
+
+@pytest.mark.slow
+def test_a_path_that_the_locale_cannot_name_is_refused_with_the_path_and_the_locale(tmp_path):
+    """The path comes from a file, so Python did not decode it by the locale."""
+    profiles = tmp_path / "profiles.toml"
+    profiles.write_text(f'[home]\nblob = "file://{tmp_path}/caf\u00e9"\n', encoding="utf-8")
+    stores = {"PERSIST_BLOB": "", "PERSIST_CONSENSUS": "", "PERSIST_PROFILE": "home"}
+    refused = ascii_persist("ls", PERSIST_PROFILES=str(profiles), **stores)
+    assert refused.returncode == 64
+    assert b"bug of persist" not in refused.stderr
+    assert b"caf\\xe9" in refused.stderr
+    assert b"LC_ALL=C.UTF-8" in refused.stderr
