@@ -7,7 +7,7 @@ continues where the previous one ended, and no pattern backtracks over text that
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 HIDDEN = "***"
@@ -27,6 +27,22 @@ _VALUE = re.compile(
     r"|(?:(?:Bearer|Basic)\s++)?+[^\s&\"',;)}\]]++)",
     re.IGNORECASE,
 )
+#: An option of a command line, also as an item of a list, before its value. A value does not begin with a dash.
+_OPTION = re.compile(r"(?<![\w.-])(?P<name>--?\w[\w.-]*+)(?:\\*+[\"']\s*+,\s*+|[ \t]++(?:\\\n\s*+)?+)(?![-=:\s])")
+#: A word of prose before what may be its value.
+_WORD = re.compile(
+    r"(?<![\w./-])(?P<name>passw(?:or)?d|pwd|passphrase|(?:api|access|secret)[ _-]?key|secret|token)[ \t]++(?![-=:\s])",
+    re.IGNORECASE,
+)
+#: Words that follow the name of an option in prose.
+_PROSE = re.compile(
+    r"(?:an?|and|are|as|at|by|can|cannot|do|does|for|from|has|if|in|is|it|may|means|must|names|needs|not|of|on|or|requires|says|should"
+    r"|takes|that|the|then|to|too|was|which|will|with|without)[.:]*+",
+    re.IGNORECASE,
+)
+_PLAIN_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+#: The name of a Kubernetes object, or a number: what follows the words secret and token in messages.
+_OBJECT_NAME = re.compile(r"(?:[a-z0-9]{1,19}[./-]+)*[a-z0-9]{1,19}")
 _AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")
 _PRIVATE_KEY = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY-----")
 _PRIVATE_KEY_END = re.compile(r"-----END (?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY-----")
@@ -35,12 +51,15 @@ _QUOTES = ("'", '"')
 
 def without_secrets(text: str, *, secrets: Iterable[str] = ()) -> str:
     """Return `text` with secrets hidden: the given `secrets`, user and password in URLs, values assigned to a name that
-    sounds secret, AWS access keys, and private keys in PEM. File names and names of Kubernetes objects stay readable.
+    sounds secret, or given to an option of such a name, words after "password" and the like that are no prose, AWS access keys, and
+    private keys in PEM. File names and names of Kubernetes objects stay readable.
     """
     for secret in sorted(set(secrets), key=len, reverse=True):
         if secret:
             text = text.replace(secret, HIDDEN)
-    return _AWS_KEY.sub(HIDDEN, _without_assigned(_without_userinfo(_without_private_keys(text))))
+    text = _without_assigned(_without_userinfo(_without_private_keys(text)))
+    text = _hidden(text, _OPTION, _takes_secret, _is_given)
+    return _AWS_KEY.sub(HIDDEN, _hidden(text, _WORD, lambda _name: True, _is_told))
 
 
 def shown_url(url: str) -> str:
@@ -78,18 +97,44 @@ def _without_userinfo(text: str) -> str:
 
 
 def _without_assigned(text: str) -> str:
+    return _hidden(text, _NAMED, _is_secret, lambda _name, _value: True)
+
+
+def _hidden(
+    text: str, names: re.Pattern[str], is_named: Callable[[str], bool], is_secret: Callable[[str, str], bool]
+) -> str:
+    """Hide the value after each of `names` that `is_named`, if `is_secret` of name and value holds."""
     kept: list[str] = []
     done = 0
-    for match in _NAMED.finditer(text):
-        if match.start() < done or not _is_secret(match["name"]):
+    for match in names.finditer(text):
+        if match.start() < done or not is_named(match["name"]):
             continue
         value = _VALUE.match(text, match.end())
-        if value is None:
+        if value is None or not is_secret(match["name"], value[0]):
             continue
         opening, closing = (end if end in _QUOTES else "" for end in (value[0][0], value[0][1:][-1:]))
         kept += [text[done : match.end()], opening, HIDDEN, closing]
         done = value.end()
     return "".join([*kept, text[done:]])
+
+
+def _takes_secret(option: str) -> bool:
+    """Whether the value of an option is a secret."""
+    is_other = option.startswith(("--no-", "-no-")) or option.endswith(("stdin", "dir", "credentials"))
+    return not is_other and _is_secret(option)
+
+
+def _is_given(_option: str, value: str) -> bool:
+    """Whether what follows an option is its value, and not prose about it."""
+    return _PROSE.fullmatch(value) is None
+
+
+def _is_told(name: str, value: str) -> bool:
+    """Whether the word after another word such as `password` is a secret, and not prose about it."""
+    word = value.strip("\"'`.:!?(<>")
+    if not any(map(str.isalnum, word)) or _PLAIN_WORD.fullmatch(word):
+        return False
+    return name.lower() not in {"secret", "token"} or _OBJECT_NAME.fullmatch(word) is None
 
 
 def _is_secret(name: str) -> bool:

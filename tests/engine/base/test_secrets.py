@@ -45,6 +45,34 @@ from persist_engine.base.secrets import without_secrets
         ("-----BEGIN PRIVATE KEY-----\nhunter2", "-----BEGIN PRIVATE KEY-----***"),
         ("signed by AKIAABCDEFGHIJKLMNOP today", "signed by *** today"),
         ("connected with tok-123 to host", "connected with *** to host"),
+        ("mysql --password hunter --user u", "mysql --password *** --user u"),
+        ("x --password=hunter2 -password hunter3 y", "x --password=*** -password *** y"),
+        ("['mysql', '--password', 'hunter two', '-u', 'u']", "['mysql', '--password', '***', '-u', 'u']"),
+        ('["--api-key", "hunter2"]', '["--api-key", "***"]'),
+        ("run --token \\\n  hunter2 --x", "run --token \\\n  *** --x"),
+        (
+            "--secret 'hunter two' --access-key hunter2, --passwd hunter2",
+            "--secret '***' --access-key ***, --passwd ***",
+        ),
+        ("login with password hunter2 failed", "login with password *** failed"),
+        ("passwd 'hunter two', pwd hun!ter, api key h2x: no", "passwd '***', pwd ***, api key *** no"),
+        ("secret wJalrXUtnFEMI/K7MDENG and token ghp_Ab3", "secret *** and token ***"),
+        ("token 0123456789abcdef0123", "token ***"),
+        *(
+            (text, text)
+            for text in (
+                "the password is wrong",
+                "Password expired. The password, if any, isn't stored",
+                "option --password requires an argument; give --password or --token-file /run/token",
+                "--password --user u",
+                "--credentials-dir /run/x --secret-name store-1 --no-password db1 --password-stdin host1",
+                'secret "s3-creds-2" not found; Secret team/redis-1 has no key redis-password',
+                "token 17 was handled, token v41 was not",
+                "usage: x --password\nhost1 answers",
+                "password --",
+                "the password | the API token | --credentials /run/x",
+            )
+        ),
         ("password=", "password="),
         ('password="', 'password="***'),
     ],
@@ -71,6 +99,11 @@ def test_secrets_are_hidden_and_nothing_else(text: str, shown: str) -> None:
         "\\",
         "-----BEGIN ",
         "-----BEGIN PRIVATE KEY-----",
+        "--token ",
+        '--token", ',
+        "password  ",
+        "password x1 ",
+        "--",
     ],
 )
 def test_a_long_text_takes_no_longer_than_its_length(piece: str) -> None:
