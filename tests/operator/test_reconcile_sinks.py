@@ -57,6 +57,26 @@ def test_a_sink_runs_its_driver_and_completes(sink_world, refused, sink_resource
     assert sink_world.cluster.requests == []
 
 
+@pytest.mark.parametrize("label", [names.LABEL_ATTEMPT, names.LABEL_RUN])
+@pytest.mark.parametrize("number", ["9" * 30, str(2**63 - 1), "-1", "two", ""])
+def test_a_pod_whose_number_no_operator_wrote_is_not_a_driver(sink_world, refused, sink_resource, label, number):
+    """A tenant's pod with such a label was taken over, and the API server refused the status of the sink."""
+    status = sink_world.go(SINK, 2)
+    name = status["driver"]["podName"]
+    sink_world.pod_phase(name, "Running")
+    labels = {**sink_world.cluster.get(POD, "team", name)["metadata"]["labels"], names.LABEL_ATTEMPT: "7"}
+    forged = {"metadata": {"namespace": "team", "name": "forged", "labels": {**labels, label: number}}}
+    sink_world.cluster.create(POD, forged)
+    status = sink_world.go(SINK, 2)
+    assert (status["attempt"], status["driver"]["podName"]) == (1, name)
+    assert refused(sink_resource(), status) == []
+    assert sink_world.cluster.get(POD, "team", "forged") is not None, "a pod that is not ours is left alone"
+    sink_world.cluster.edit(POD, "team", name, lambda pod: pod["metadata"]["labels"].update({label: number}))
+    status = sink_world.go(SINK, 2)
+    assert (status["attempt"], status["driver"]["podName"]) == (1, name), "the status names this driver"
+    assert refused(sink_resource(), status) == []
+
+
 def test_a_sink_that_reads_a_shard_waits_for_its_first_rows(sink_world, shard_resource, sink_resource, refused):
     trips = Key("PersistShard", "team", "trips")
     sink_world.cluster.create(PERSIST_SHARD, shard_resource(name="trips", uid="uid-trips"))

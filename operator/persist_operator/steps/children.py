@@ -20,6 +20,10 @@ Resource = Mapping[str, Any]
 _COMBINED = "(combined from similar events): "
 #: The name of a Job's pod is the Job's name, cut to _NAME_MAX, and _DRAWN random characters.
 _NAME_MAX, _DRAWN = 58, 5
+#: The greatest number that a status holds.
+_STATUS_MAX = (1 << 63) - 1
+#: Attempts and runs are counted from 1. A driver with a greater number would have a name that is too long.
+_NUMBER_MAX = 10**9
 _DEFAULT_SCHEDULER = "default-scheduler"
 #: Reasons of a container that says nothing of why it waits.
 _CREATED_SOON = ("ContainerCreating", "PodInitializing")
@@ -126,8 +130,8 @@ def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
         deleting=bool(metadata.get("deletionTimestamp")),
         deleted_ms=deleted_ms,
         held_by=tuple(metadata.get("finalizers") or ()) if metadata.get("deletionGracePeriodSeconds") == 0 else (),
-        attempt=_integer(labels.get(names.LABEL_ATTEMPT)),
-        run_number=_integer(labels.get(names.LABEL_RUN)),
+        attempt=_integer(labels.get(names.LABEL_ATTEMPT), _NUMBER_MAX),
+        run_number=_integer(labels.get(names.LABEL_RUN), _NUMBER_MAX),
         run_id=annotations.get(names.ANNOTATION_RUN_ID, ""),
         revision=labels.get(names.LABEL_REVISION, ""),
         scheduled_ms=times.to_ms(annotations.get(names.ANNOTATION_SCHEDULED_TIME)),
@@ -139,6 +143,14 @@ def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
         running=RunningProgress.parse(annotations.get(names.ANNOTATION_PROGRESS)),
         log_tail=log_tail,
     )
+
+
+def is_numbered(pod: Resource) -> bool:
+    """Whether a driver pod has numbers of an attempt and a run that an operator may have written. Users with rights on pods can write any
+    labels, and the status could not count on from a larger number.
+    """
+    labels = pod["metadata"].get("labels") or {}
+    return all(_integer(labels.get(one), _NUMBER_MAX) for one in (names.LABEL_ATTEMPT, names.LABEL_RUN))
 
 
 def executors(pods: Iterable[Resource], attempt: int) -> Executors:
@@ -258,5 +270,7 @@ def _created_ms(resource: Resource) -> int:
     return times.to_ms(resource["metadata"].get("creationTimestamp")) or 0
 
 
-def _integer(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
+def _integer(text: str | None, most: int = _STATUS_MAX) -> int:
+    """The number in a label; 0 for a text that is no number up to `most`."""
+    number = int(text) if text and text.isdecimal() else 0
+    return number if number <= most else 0

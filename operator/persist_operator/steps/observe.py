@@ -263,7 +263,13 @@ class Observer:
         shard, labels = self._shard_of(sink, sink.spec.shard_name)
         owned = {**_owned(sink.meta.uid), names.LABEL_COMPONENT: SINK_COMPONENT}
         pods = self._cluster.find(POD, sink.meta.namespace, owned)
-        drivers = [pod for pod in pods if pod["metadata"]["labels"].get(names.LABEL_ROLE) == "driver"]
+        known = {sink.known.driver.pod_name, sink.known.rollout.driver.pod_name}
+        drivers = [
+            pod
+            for pod in pods
+            if pod["metadata"]["labels"].get(names.LABEL_ROLE) == "driver"
+            and (pod["metadata"]["name"] in known or children.is_numbered(pod))
+        ]
         workers = [pod for pod in pods if pod["metadata"]["labels"].get(names.LABEL_ROLE) == "executor"]
         runs = [children.driver_run(pod) for pod in drivers]
         unrecorded = {run.name for run in runs if run.phase is Phase.FAILED and _is_news(sink, run)}
