@@ -14,7 +14,7 @@ from persist_engine.client.read.leased import LeasedPart
 from persist_engine.client.read.listen import Listen, Progress, Updates
 from persist_engine.client.read.snapshot import SinceAhead, Snapshot
 from persist_engine.model.frontier import Antichain
-from persist_engine.work.repair.force import force_compaction, force_gc
+from persist_engine.work.repair.force import collect_fully, force_compaction
 
 from persist_kit.sim.actors.actor import WAIT_S, Actor, Host
 from persist_kit.sim.actors.schemas import SCHEMAS, data_of, narrowed, width_of
@@ -203,7 +203,9 @@ class Examiner(Reader):
             machine = self.client.machine(self.history.shard_id)
             self.handle.downgrade_since(self.handle.since)
             force_compaction(machine, full=True)
-            force_gc(machine)
+            # Otherwise its own lease would hold the versions before the compaction, and with them every input of it.
+            self.handle.downgrade_since(self.handle.since)
+            collect_fully(machine)
 
     def changes(self) -> None:
         after, upto = self._time(), self._time()
