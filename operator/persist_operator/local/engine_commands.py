@@ -81,10 +81,10 @@ def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
         loaded = OperatorSettings.load(config)
         allow = replace(loaded.workload.allow, secrets=_ANY_SECRET)
         return replace(loaded, workload=replace(loaded.workload, spark_compaction=False, allow=allow))
-    store = state.resolve() / "store"
+    store = (state.resolve() / "store").as_uri()  # `#`, `?` and `%` in the name of a folder have a meaning in a URL
     profile = StorageProfile(
-        blob=f"file://{store}/blobs",
-        consensus=f"sqlite://{store}/consensus.db",
+        blob=f"{store}/blobs",
+        consensus=f"sqlite{store.removeprefix('file')}/consensus.db",
         take_over="Any",
         allowed_namespaces=AllowedNamespaces(names=(NAMESPACE,)),
     )

@@ -46,8 +46,8 @@ class House:
         self.environ = {**os.environ, "PYTHONPATH": str(module.parent)}
         self.env = SystemEnv()
         self.objects, self.processes = Objects(self.state, self.env), Processes(self.state, self.env)
-        store = self.state.resolve() / "store"
-        self.location = Location(blob=f"file://{store}/blobs", consensus=f"sqlite://{store}/consensus.db")
+        store = (self.state.resolve() / "store").as_uri()
+        self.location = Location(blob=f"{store}/blobs", consensus=f"sqlite{store.removeprefix('file')}/consensus.db")
         profile = StorageProfile(
             blob=self.location.blob,
             consensus=self.location.consensus,

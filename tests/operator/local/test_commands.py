@@ -198,6 +198,16 @@ def test_errors_as_json(house):
     assert result.stderr == "error: InvalidArgument: unknown kind 'pods'; use pshard, ssink, runs or all\n"
 
 
+@pytest.mark.slow
+def test_regression_a_folder_whose_name_has_a_meaning_in_a_url(house, tmp_path):
+    """The stores are at `#`, `?` and `%23` of the folder's name, not before them, and all commands find them there."""
+    house = type(house)(tmp_path / "50%23 #1 ?x=y")
+    house.local("up", "-f", house.write(house.shard(), house.sink()))
+    assert (house.state / "store" / "consensus.db").is_file()
+    assert house.rows() == 1
+    assert "\nupdates\t1\n" in house.local("inspect", "things").stdout
+
+
 def test_a_state_folder_that_cannot_be_written(house):
     house.state = house.write(house.shard()) / "state"
     result = in_process(house, "up", "-f", house.folder / "all.yaml")
