@@ -1,10 +1,12 @@
 """A stream on standby: it compares, takes over from the driver that writes, and no row is lost or doubled."""
 
 import random
+import threading
 import uuid
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from persist_engine import Antichain, Appended
@@ -12,9 +14,11 @@ from persist_engine.base.errors import Fenced
 from persist_kit.depth import draws
 from persist_spark.envelopes.compared import Difference
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, Input
-from persist_spark.streaming import standby, stream
+from persist_spark.streaming import batches, standby, stream
+from persist_spark.streaming.interval import Commit, Interval
+from persist_spark.streaming.position import Position
 from persist_spark.streaming.standby import Judgement
-from standby_world import APPEND, APPENDED, SCHEMA, UPSERT, UPSERTED, StandbyWorld
+from standby_world import APPEND, APPENDED, SCHEMA, UPSERT, UPSERTED, WAIT_S, StandbyWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -231,6 +235,59 @@ def test_other_writers_of_the_shard_do_not_count_as_a_difference(world):
                 upper = answer.current
     assert green.log.until("followed", count=5)["stage"] != "Differs"
     green.stopped()
+
+
+def test_regression_another_writer_before_a_commit_without_rows_does_not_count_as_a_difference(
+    world, tmp_path, monkeypatch
+):
+    """The other writer raises the upper after the standby's look, and then the stream commits a batch that has no rows."""
+    monkeypatch.setattr(batches, "IDLE_COMMIT_S", 0.0)
+    look, may_look = standby.Standby._look, threading.Event()
+    may_look.set()
+
+    def looking(self):
+        assert may_look.wait(WAIT_S)
+        return look(self)
+
+    monkeypatch.setattr(standby.Standby, "_look", looking)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    options = {"path": str(folder), "maxFilesPerTrigger": "1"}
+    source = Input(format="json", options=options, schema="id BIGINT, n BIGINT", sql="select * from input where id > 0")
+
+    def drop(name, id_):
+        (folder / f".{name}").write_text(f'{{"id": {id_}, "n": 0}}\n')
+        (folder / f".{name}").rename(folder / f"{name}.json")
+
+    drop("a", 1)
+    blue = world._started("r-1", world.spec(input=source))
+    blue.log.until("batch")
+    green = world.green(input=source)
+    green.log.until("standing_by")
+    drop("b", 2)
+    green.log.until("followed", stage="Proven")
+    may_look.clear()
+    with world.client.open_writer(world.shard, SCHEMA, purpose="other") as writer:
+        upper = writer.fetch_recent_upper()
+        rows = [(((-9,), (9,)), upper.time + 5, 1)]
+        answer = writer.compare_and_append(rows, expected_upper=upper, new_upper=Antichain.of(upper.time + 6))
+        assert isinstance(answer, Appended)
+    drop("c", -1)
+    blue.log.until("position", batch=2)
+    may_look.set()
+    assert green.log.until("followed", count=2)["stage"] == "Proven"
+    green.stopped()
+
+
+def test_a_batch_that_another_driver_has_taken_over_is_not_one_commit():
+    """The bare commit of the driver that takes over hides the commit of the batch, which had rows."""
+    at = Position(source="s", query="q", batch=3, run="r-1", driver="a", offsets="v1")
+    spec = SimpleNamespace(envelope=APPEND)
+    before, batch = Commit(at, 10), replace(at, batch=4)
+    assert Interval.between(before, Commit(batch, 20), spec).after == 18
+    assert Interval.between(before, Commit(replace(batch, has_rows=False), 20), spec).after == 19
+    taken = Interval.between(before, Commit(replace(batch, driver="b", has_rows=False), 20), spec)
+    assert (taken.after, taken.upto, taken.is_one_batch) == (9, 19, False)
 
 
 def test_a_position_of_another_source_is_refused_before_anything_is_compared(world, tmp_path):

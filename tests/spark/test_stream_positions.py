@@ -44,6 +44,7 @@ POSITIONS = st.builds(
     run=TEXTS,
     driver=TEXTS,
     logs=st.dictionaries(TEXTS, st.text(max_size=12), max_size=3),
+    has_rows=st.booleans(),
 )
 POSITION = Position(
     source="rate", query="q", batch=3, run="uid-3", driver="ab", offsets='v1\n{"batchTimestampMs":17}\n30', logs={"0/0": "v1\n5"}
@@ -64,7 +65,7 @@ def test_other_bytes_are_the_token_of_a_run_over_a_batch_source(token):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"format": 2}, Incompatible, "has format 2, and this release reads format 1"),
+        ({"format": 1}, Incompatible, "has format 1, and this release reads format 2"),
         ({"batch": -2}, CorruptData, "position.batch must be a number from -1"),
         ({"batch": None}, CorruptData, "position.batch must be a number"),
         ({"offsets": None}, CorruptData, "offsets must be set exactly when there is a batch"),

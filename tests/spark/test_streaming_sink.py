@@ -206,10 +206,10 @@ def test_rows_with_times_of_their_own(world):
 def test_a_stored_position_that_does_not_fit_is_refused_and_stays(world):
     world.write(1)
     stored = Position(source=f"persist {world.shard}", query="q", batch=NO_BATCH, run="r-1", driver="d", offsets=None)
-    newer = encode_position(stored).replace(b'"format":1', b'"format":2')
+    newer = encode_position(stored).replace(b'"format":2', b'"format":3')
     for token, error, message in [
         (b"uid-7", ConfigurationError, "in runs over a batch source, the last one uid-7"),
-        (newer, Incompatible, "has format 2, and this release reads format 1"),
+        (newer, Incompatible, "has format 3, and this release reads format 2"),
         (encode_position(stored), ConfigurationError, f"has read persist {world.shard} up to its batch -1"),
     ]:
         world.store(token)

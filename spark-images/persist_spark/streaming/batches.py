@@ -65,7 +65,7 @@ class Batches:
             before = self._pending or self.committed
             check_times(logs, after=before.logs, now_ms=self.env.now_ms(), age_ms=age_ms)
             check_files(self.staging.spark, self.committed.query, logs, after=before.logs)
-        position = replace(self.committed, batch=planned.batch, offsets=planned.offsets, logs=logs)
+        position = replace(self.committed, batch=planned.batch, offsets=planned.offsets, logs=logs, has_rows=True)
         few = self.few.rows(rows) if self.few.rows_max else None
         if few is not None and not few.num_rows:
             done = SinkReport(run_id=self.spec.run_id)

@@ -49,16 +49,16 @@ class Interval:
     upto: int
 
     @classmethod
-    def between(cls, before: Commit, end: Commit, spec: SinkSpec, *, upper_before: int) -> Interval:
-        """The interval. `upper_before`: an upper of the shard while `before` was the last commit of the sink; 0 when none is known.
+    def between(cls, before: Commit, end: Commit, spec: SinkSpec) -> Interval:
+        """The interval.
 
         Unless the input names times, all rows of one batch have one time, the last one before the upper of the batch's commit. So an
-        interval of one batch leaves out the appends of other writers between the commits. If a commit did not change the upper, it had no
-        rows.
+        interval of one batch leaves out the appends of other writers between the commits. A commit without rows has no times, whatever
+        others have written.
         """
         after, upto = before.upper - 1, end.upper - 1
-        if end.position.batch == before.position.batch + 1:
-            if end.upper <= upper_before:
+        if _is_one_batch(before, end):
+            if not end.position.has_rows:
                 after = upto
             elif spec.envelope.timestamp_column is None:
                 after = max(after, upto - 1)
@@ -66,8 +66,14 @@ class Interval:
 
     @property
     def is_one_batch(self) -> bool:
-        """Whether the interval is one batch. Several batches were committed one by one, or some of them had no rows."""
-        return self.end.position.batch == self.before.position.batch + 1
+        """Whether the interval is one batch of one driver. Several batches were committed one by one, or some of them had no rows. A driver
+        that took over committed a position without rows after the batch, whose own commit is then unknown.
+        """
+        return _is_one_batch(self.before, self.end)
+
+
+def _is_one_batch(before: Commit, end: Commit) -> bool:
+    return end.position.batch == before.position.batch + 1 and end.position.driver == before.position.driver
 
 
 def difference_in(

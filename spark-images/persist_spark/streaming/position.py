@@ -19,7 +19,7 @@ from persist_engine.flow.mint_run import RunToken
 
 from persist_spark.spec import ConfigurationError, SinkSpec
 
-FORMAT = 1
+FORMAT = 2
 #: A longer document is compressed. A shorter one stays readable.
 _PLAIN_BYTES_MAX = 4 << 10
 #: The limit on the size of a token. Each commit of the stream writes one. A token of this size holds a few thousand names of files.
@@ -50,6 +50,8 @@ class Position:
     """The files of Spark's folder `sources` by path. They say where a source began, or which files it has read and what that list has
     forgotten.
     """
+    has_rows: bool = True
+    """Whether its commit also appended rows. If not, it did not change the shard's upper."""
 
 
 def encode_position(position: Position) -> bytes:
@@ -91,6 +93,7 @@ def decode_position(token: bytes, *, sink_id: str) -> Position:
             driver=fields.text("driver"),
             offsets=fields.optional_text("offsets"),
             logs=fields.text_map("logs"),
+            has_rows=fields.flag("has_rows"),
         )
         fields.finish()
         if (position.batch == NO_BATCH) != (position.offsets is None):

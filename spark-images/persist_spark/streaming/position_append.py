@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from persist_engine import Appended, ProgressMismatch, SourceProgress, UpperMismatch, WriteHandle
 from persist_engine.base.errors import Unavailable
 
@@ -16,7 +18,7 @@ def append_position(
     """Appends an empty interval with `position` as the sink's progress, in one compare-and-set, which does not change the shard's upper.
     Retries when other writers raise the upper. Returns ProgressMismatch, and appends nothing, when the sink's progress is not `expected`.
     """
-    token = encode_position(position)
+    token = encode_position(replace(position, has_rows=False))
     upper = writer.fetch_recent_upper()
     for _ in range(TRIES_MAX):
         if upper.time is None:

@@ -35,9 +35,8 @@ Start = Callable[[SourceProgress | None], Position]
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The sink's last commit, and the shard's upper from before that commit was read."""
+    """The sink's last commit, and when it was read."""
 
-    upper: int
     commit: Commit | None
     seen_ms: int
 
@@ -106,10 +105,10 @@ class Standby:
             while not self.is_promoted():
                 if self.stop.wait(self._look_s):
                     return False
-                before, look = look, self._look()
+                look = self._look()
                 if look.commit is None or look.commit == known:
                     continue
-                interval = self._interval(known, look.commit, before, reader)
+                interval = self._interval(known, look.commit, reader)
                 if interval is not None:
                     found = self._compared(interval, reader)
                     if found is None:
@@ -124,14 +123,13 @@ class Standby:
         interval_s = 0 if self.spec.stream is None else self.spec.stream.commit_interval_s
         return min(LOOK_MOST_S, max(LOOK_LEAST_S, interval_s / 10))
 
-    def _interval(self, known: Commit | None, newest: Commit, before: _Look, reader: ReadHandle) -> Interval | None:
+    def _interval(self, known: Commit | None, newest: Commit, reader: ReadHandle) -> Interval | None:
         """The interval to compare. None when there are no rows between the commits, or the shard can no longer read the times between them.
         Raises Fenced when the lease lapsed.
         """
         if known is None or newest.position.batch <= known.position.batch:
             return None
-        upper_before = before.upper if before.commit == known else 0
-        interval = Interval.between(known, newest, self.spec, upper_before=upper_before)
+        interval = Interval.between(known, newest, self.spec)
         since = reader.since
         if since.is_empty():
             raise Fenced(f"the lease of {reader} lapsed: the driver was not scheduled for too long; run it again")
@@ -141,9 +139,9 @@ class Standby:
         return interval
 
     def _look(self) -> _Look:
-        upper, now_ms = self.client.recent_upper(self.spec.shard_id).newest_complete + 1, self.env.now_ms()
+        now_ms = self.env.now_ms()
         progress = self.client.progress(self.spec.shard_id, self.spec.sink_id)
-        return _Look(upper, None if progress is None else Commit.of(progress, sink_id=self.spec.sink_id), now_ms)
+        return _Look(None if progress is None else Commit.of(progress, sink_id=self.spec.sink_id), now_ms)
 
     def _judged(self, found: Difference, interval: Interval, look: _Look) -> _Look:
         """Judges a comparison. Returns the look at the commit with which the next interval begins. After a comparison that decided nothing
