@@ -56,6 +56,8 @@ WHERE_IT_SHOWS = {
     "a recovered log has the old birth": {"recoverer"},
     "a recovery takes the oldest rollup": {"recoverer"},
     "a recovery replaces any log": {"recoverer"},
+    "a recovered log takes old stages": {"recoverer"},
+    "a recovered log leaves no gap": {"recoverer"},
 }
 #: What only histories show in which consensus loses versions.
 WHERE_VERSIONS_ARE_LOST = {
@@ -125,6 +127,9 @@ SHOWS_AT = {
     "a recovered log has the old birth": 472,
     "a recovery takes the oldest rollup": 634,
     "a recovery replaces any log": 586,
+    "a recovered log takes old stages": 78,
+    "a recovered log leaves no gap": 580,
+    "listings are deleted alone": 5,
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import persist_engine.model.append
+import persist_engine.parts.listings
 import persist_engine.shard.rebirth
 import persist_engine.table.writing
 import persist_engine.work.compact
@@ -25,7 +26,9 @@ from persist_engine.dataflow.upsert.keyed import KeyedReads
 from persist_engine.flow.desired import DesiredFrontiers, Stream
 from persist_engine.flow.refresh import Refresh
 from persist_engine.model.commands import CompareAndAppend
+from persist_engine.model.diff.state_diff import between
 from persist_engine.model.queries import held_since, retained_since
+from persist_engine.model.rebirth import reborn
 from persist_engine.shard.applier import Applier
 from persist_engine.storage.consensus_mem import MemConsensus
 from persist_engine.table.corrections import Correction, LeftRows
@@ -284,6 +287,27 @@ def _recovery_takes_the_oldest(put: Put) -> None:
     put(persist_engine.work.repair.recover._Recovery, "base", base)
 
 
+def _recovered_log_takes_old_stages(put: Put) -> None:
+    """A recovered log links parts that were staged before it, which an orphan scan in the lost versions may have deleted."""
+
+    def with_old_floor(base: Any, **options: Any) -> Any:
+        first, _ = reborn(base, **options)
+        first = replace(first, staging_floor_ms=base.staging_floor_ms)
+        return first, between(replace(base, seqno=SeqNo(first.seqno - 1), tag=b""), first)
+
+    put(persist_engine.shard.rebirth, "reborn", with_old_floor)
+
+
+def _recovered_log_leaves_no_gap(put: Put) -> None:
+    """A recovered log goes on right after the known versions, so the lost log may have versions with the same seqnos."""
+    put(persist_engine.shard.rebirth, "SEQNOS_LEFT_OUT", 0)
+
+
+def _listings_are_deleted_alone(put: Put) -> None:
+    """A collection deletes listings, and leaves the blobs below them (35)."""
+    put(persist_engine.parts.listings, "_below", lambda *_: ())
+
+
 def _recovery_replaces_any_log(put: Put) -> None:
     """A recovery replaces the present log, even if that is not the log that it inspected."""
     original = MemConsensus.replace
@@ -316,4 +340,7 @@ OF_CALLERS: dict[str, Callable[[Put], None]] = {
     "a recovered log has the old birth": _recovered_log_has_the_old_birth,
     "a recovery takes the oldest rollup": _recovery_takes_the_oldest,
     "a recovery replaces any log": _recovery_replaces_any_log,
+    "a recovered log takes old stages": _recovered_log_takes_old_stages,
+    "a recovered log leaves no gap": _recovered_log_leaves_no_gap,
+    "listings are deleted alone": _listings_are_deleted_alone,
 }
