@@ -50,6 +50,10 @@ _MALFORMED_FILE = re.compile(
     r"is not a Parquet file|PARQUET_COLUMN_DATA_TYPE_MISMATCH|Malformed ORC file|Not an Avro data file|"
     r"CSV header does not conform to the schema|Number of column in CSV header is not equal"
 )
+#: Spark's error condition for a file that it listed and that is gone when a task reads it, with the file.
+_FILE_GONE = re.compile(
+    r"FAILED_READ_FILE\.FILE_NOT_EXIST\] Encountered error while reading file (.+?)\. File does not exist\."
+)
 #: What Hadoop and Spark say of a path that they do not read, and what to do.
 _REMEDIES = (
     (
@@ -165,6 +169,11 @@ def explained(error: BaseException) -> tuple[ExitCode, str]:
         return found
     name = type(error).__name__
     causes = _causes(text)
+    if gone := _FILE_GONE.search("\n".join(causes)):
+        return ExitCode.APPLICATION, (
+            f"{gone[1]}: gone after the input was listed and before the file was read. Nothing of these rows was written, and the next "
+            "attempt lists the input again; remove or rename files only while nothing reads them"
+        )
     remedies = [remedy for said, remedy in _REMEDIES if any(said in one for one in causes)]
     is_given = _is_spark_configuration(name, text) or _is_malformed_input(causes) or bool(remedies)
     exit_code = ExitCode.CONFIGURATION if is_given else ExitCode.APPLICATION

@@ -224,7 +224,10 @@ def test_malformed_input_is_a_configuration_failure_that_names_file_record_and_v
 def test_a_file_that_vanished_during_the_read_is_an_application_failure(spark_errors):
     failure = classify(spark_error(spark_errors["gone"]))
     assert failure.exit_code is ExitCode.APPLICATION
-    assert "FILE_NOT_EXIST" in failure.message
+    file = "file:///data/gone/part-00000-b29fa3b7-89d2-44bf-a88c-322afd0b9d55-c000.csv"
+    assert failure.message.startswith(f"{file}: gone after the input was listed and before the file was read. Nothing ")
+    assert "the next attempt lists the input again" in failure.message
+    assert "REFRESH TABLE" not in failure.message
 
 
 def test_a_timeout_during_the_read_of_a_file_is_an_application_failure(spark_errors):

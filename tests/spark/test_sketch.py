@@ -22,6 +22,7 @@ from persist_spark import frames, sink, staging
 from persist_spark.envelopes import sketch
 from persist_spark.envelopes.mirror import WantedRows, hashed
 from persist_spark.envelopes.sketch import AddUp, SumUp, buckets_of
+from persist_spark.failures import FailureClass, classify
 from persist_spark.report import Log, SinkReport
 from persist_spark.spec import Envelope, EnvelopeType, Input, OnError, Write
 from pyspark.sql import SparkSession
@@ -370,6 +371,28 @@ def test_an_input_that_changes_between_its_two_readings(files, monkeypatch, seco
     assert rows_of(files.target) == as_counted(second_rows if is_noticed else first)
     files.run()
     assert rows_of(files.target) == as_counted(second_rows)
+
+
+def test_files_that_are_gone_at_the_second_reading(files, monkeypatch):
+    """The failure names the file. It is one that the operator retries, and the next attempt finds the files that are left."""
+    files.put(ids({}).slice(0, 100), ids({}).slice(100))
+    files.run()
+    files.put(ids({7: -1}).slice(0, 100), ids({}).slice(100))
+
+    def within(*args: Any) -> Any:
+        (files.folder / "1.parquet").unlink()
+        return sketch.within(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "within", within)
+        with pytest.raises(Exception, match="FILE_NOT_EXIST") as raised:
+            files.run()
+    failure = classify(raised.value)
+    assert failure.failure_class is FailureClass.APPLICATION
+    assert f"{files.folder}/1.parquet: gone after the input was listed" in failure.message
+    assert rows_of(files.target) == as_counted(ids({}))
+    files.run()
+    assert rows_of(files.target) == as_counted(ids({7: -1}).slice(0, 100))
 
 
 def test_a_sketch_is_made_of_large_files_of_columns_alone(local_spark: SparkSession, tmp_path, monkeypatch):
