@@ -30,6 +30,7 @@ from persist_engine.model.ids import ShardId
 from persist_spark.failures import ExitCode, Terminated, classify
 from persist_spark.memory import give_back_freed_memory
 from persist_spark.progress.hidden_output import hidden_output
+from persist_spark.progress.stop_asked import StopPort, stop_served
 from persist_spark.report import Log, SinkReport, progress_lines, write_report
 from persist_spark.spec import CompactionSpec, ConfigurationError, SinkSpec
 
@@ -50,6 +51,7 @@ _MASTER = "-Dspark.master=k8s://executor"
 #: The same limit as in `persist maintain compact --record-days`.
 _RECORD_DAYS_MAX = 3650
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     compacts = arguments.command == "compact"
     if compacts and (arguments.pod or arguments.host) and not arguments.properties:
         parser.error("--pod and --host complete --properties: give the file too")
+    if arguments.command == "driver" and (arguments.stop_port is None) != (arguments.stop_digest is None):
+        parser.error("--stop-port and --stop-digest belong together: give both")
     if arguments.command == "executor":
         become_executor(os.environ)
     own = {"spark.kubernetes.driver.pod.name": arguments.pod, "spark.driver.host": arguments.host} if compacts else {}
@@ -104,15 +108,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             record_days=arguments.record_days,
         )
         return run_compact(compaction, arguments.report)
-    return run_driver(
-        arguments.spec,
-        arguments.report,
-        options=arguments.options,
-        code=arguments.code,
-        progress=arguments.progress,
-        promote=arguments.promote,
-        metrics_port=arguments.metrics_port,
-    )
+    stop = None if arguments.stop_port is None else StopPort(arguments.stop_port, arguments.stop_digest)
+    signal.signal(signal.SIGTERM, _terminate)
+    with stop_served(stop, Log(sys.stderr, SystemEnv())):
+        return run_driver(
+            arguments.spec,
+            arguments.report,
+            options=arguments.options,
+            code=arguments.code,
+            progress=arguments.progress,
+            promote=arguments.promote,
+            metrics_port=arguments.metrics_port,
+        )
 
 
 def _record_days(text: str) -> int:
@@ -120,6 +127,12 @@ def _record_days(text: str) -> int:
     if not 0 <= days <= _RECORD_DAYS_MAX:
         raise argparse.ArgumentTypeError(f"{days} is not from 0 to {_RECORD_DAYS_MAX}")
     return days
+
+
+def _digest(text: str) -> str:
+    if _SHA256.fullmatch(text) is None:
+        raise argparse.ArgumentTypeError("not a SHA-256 of 64 hex digits in lower case")
+    return text
 
 
 def _add_driver_options(driver: argparse.ArgumentParser) -> None:
@@ -145,6 +158,12 @@ def _add_driver_options(driver: argparse.ArgumentParser) -> None:
     )
     driver.add_argument(
         "--metrics-port", type=int, help="the port on which Prometheus finds the engine's metrics; default: none"
+    )
+    driver.add_argument(
+        "--stop-port", type=int, help="the port on which POST /stop does what SIGTERM does; default: none"
+    )
+    driver.add_argument(
+        "--stop-digest", type=_digest, help="the SHA-256, in hex, of the token that POST /stop must bear"
     )
 
 
@@ -179,7 +198,6 @@ def run_driver(
 
     env, meters = SystemEnv(), Meters()
     started = env.monotonic_s()
-    signal.signal(signal.SIGTERM, _terminate)
     # Driver and executors run the same image and must use the same interpreter, not the `python3` on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     give_back_freed_memory()
@@ -196,6 +214,7 @@ def run_driver(
         secrets = spec.secrets() if spec else ()
         failure = classify(error, secrets=secrets)
         Log(sys.stderr, env).event("failed", error=without_secrets("".join(format_exception(error)), secrets=secrets))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the run has ended, and a late stop must not cost its report
     duration_ms = round((env.monotonic_s() - started) * 1000)
     document = meters.tally.added_to(report.to_json(duration_ms=duration_ms, failure=failure))
     write_report(document, path=report_path, stdout=sys.stdout)
