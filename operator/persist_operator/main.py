@@ -29,6 +29,8 @@ from persist_operator.cluster.informed import Informed
 from persist_operator.cluster.kube import KubeCluster, load_client
 from persist_operator.cluster.lease import Election
 from persist_operator.cluster.membership import SLICES, Membership
+from persist_operator.cluster.port import ApiError
+from persist_operator.cluster.stops import DriverStops, create_key
 from persist_operator.handlers import logs
 from persist_operator.handlers.controller import Controller
 from persist_operator.handlers.probes import ProbeServer
@@ -39,6 +41,8 @@ from persist_operator.steps.reconcile import Reconciler
 
 _LOG = logging.getLogger("persist_operator")
 _CONFIG_VARIABLE = "PERSIST_OPERATOR_CONFIG"
+#: The pause after a refused creation of the key of graceful stops.
+_KEY_AGAIN_S = 60.0
 #: The time limits of the steps of a stop: reconciles under way, release of the Lease, end of the watches, closing of connections.
 _FINISH_S, _RELEASE_S, _UNWATCH_S, _CLOSE_S = 2.0, 1.5, 0.5, 0.5
 
@@ -97,7 +101,9 @@ class Operator:
         cluster = KubeCluster(load_client(), on_request=on_request)
         self._bridge = Bridge(settings, env=self._env, metrics=PrometheusMetrics(registry))
         informed = Informed()
-        reconciler = Reconciler(cluster, self._bridge, settings, self._env, metrics, informed=informed)
+        self._cluster, self._stops = cluster, DriverStops()
+        stops = None if settings.graceful_stop.port is None else self._stops
+        reconciler = Reconciler(cluster, self._bridge, settings, self._env, metrics, informed=informed, stops=stops)
         self._election = Election(cluster, settings.leader, identity, self._env)
         self._membership = Membership(
             cluster, settings.leader, settings.sharding, self._env, member=pod, pod_uid=pod_uid
@@ -164,6 +170,7 @@ class Operator:
         self._probes.start()
         _LOG.info("serving", extra={"port": self._probes.port})
         self._elector.start()
+        threading.Thread(target=self._create_stop_key, name="stop-key", daemon=True).start()
         try:
             if self._turns.get() == "leads":
                 if not self._settings.sharding.enabled:
@@ -193,6 +200,21 @@ class Operator:
         self._elector.join(_RELEASE_S)
         if self._leading.is_set() and not self._watches.stop(timeout_s=_UNWATCH_S):
             _LOG.info("the watches end with the process")
+
+    def _create_stop_key(self) -> None:
+        """Create the key of graceful stops, unless it is mounted already. Without a key, drivers are stopped by the deletion of their pods,
+        so no refusal ends the process. Runs in its own thread, because the API server may hang.
+        """
+        settings = self._settings.graceful_stop
+        while settings.port is not None and not self._stops.is_ready():
+            try:
+                is_new = create_key(self._cluster, settings, self._env)
+                _LOG.info("the key of stops exists", extra={"secret": settings.secret_name, "is_new": is_new})
+                return
+            except ApiError as error:
+                _LOG.warning("the key of stops cannot be created", extra={"error": str(error)})
+            if self._stopping.wait(_KEY_AGAIN_S):
+                return
 
     def _elect(self) -> None:
         """Take the Lease, renew it, and release it in the end. Runs in its own thread, so that a hanging API server does not

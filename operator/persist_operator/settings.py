@@ -168,6 +168,17 @@ class WorkloadSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopSettings:
+    """Graceful stops: the operator asks a driver to end before it deletes the pod."""
+
+    port: int | None = None
+    """Port on which drivers of sinks listen for the request; None: they do not, and are stopped by the deletion of their pods."""
+    namespace: str = "persist-operator"
+    secret_name: str = "persist-operator-stop-key"  # noqa: S105 - a name
+    """The Secret in `namespace` with the key of the requests. The operator creates it if it does not exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
     """The most pods of this operator that run at once. None: no limit. Starts beyond a limit wait in a queue (plan.waiting)."""
 
@@ -284,6 +295,7 @@ class OperatorSettings:
     workload: WorkloadSettings = field(default_factory=WorkloadSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    graceful_stop: StopSettings = field(default_factory=StopSettings)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     canary: CanarySettings = field(default_factory=CanarySettings)
     sharding: ShardingSettings = field(default_factory=ShardingSettings)
@@ -342,6 +354,7 @@ _GROUPS: Mapping[str, type] = {
     "workload": WorkloadSettings,
     "loop": LoopSettings,
     "limits": LimitSettings,
+    "graceful_stop": StopSettings,
     "leader": LeaderSettings,
     "canary": CanarySettings,
     "sharding": ShardingSettings,

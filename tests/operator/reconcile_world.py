@@ -1,5 +1,6 @@
 """One operator on the in-memory API server and the real engine on files, for tests of whole reconciles."""
 
+import hashlib
 import json
 
 import pytest
@@ -27,6 +28,7 @@ class World:
     """One operator. After `restart`, as after a crash, only the API server and the stores remain."""
 
     def __init__(self, folder, now):
+        self.stops = None
         self.env = SeededEnv(start_ms=now)
         self.cluster = FakeCluster(now_ms=self.env.now_ms)
         self.location = Location(blob=f"file://{folder}/blob", consensus=f"sqlite://{folder}/consensus.db")
@@ -48,7 +50,7 @@ class World:
         self.close()
         self.bridge = Bridge(self.settings, env=self.env, open_client=open_client)
         self.metrics = OperatorMetrics(CollectorRegistry())
-        self.reconciler = Reconciler(self.cluster, self.bridge, self.settings, self.env, self.metrics)
+        self.reconciler = Reconciler(self.cluster, self.bridge, self.settings, self.env, self.metrics, stops=self.stops)
 
     def close(self):
         if self.bridge is not None:
@@ -77,6 +79,20 @@ class World:
             pod["status"] = {"phase": phase, "containerStatuses": [{"name": "driver", "state": state}]}
 
         self.cluster.edit(POD, "team", name, change)
+
+
+class FakeStops:
+    """Drivers that accept a stop as long as `accepts` is true. `asked` has the address, uid and name of each."""
+
+    def __init__(self):
+        self.accepts, self.asked = True, []
+
+    def digest(self, uid, pod):
+        return hashlib.sha256(f"{uid}/{pod}".encode()).hexdigest()
+
+    def ask(self, host, port, *, uid, pod):
+        self.asked.append((host, port, uid, pod))
+        return self.accepts
 
 
 def append(world, shard_id, count):

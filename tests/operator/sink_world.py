@@ -18,6 +18,7 @@ class World:
         self.settings, self.now, self.spec = settings, now, dict(spec)
         self.status, self.runs, self.metadata, self.failures = {}, {}, {}, {}
         self.executors = Executors(running=2)
+        self.asked = []
         self.plan = None
 
     def step(self, *, after=1000, act=True):
@@ -37,7 +38,9 @@ class World:
 
     def act(self):
         for action in self.plan.actions:
-            if isinstance(action, StopRun):
+            if isinstance(action, StopRun) and action.asks:
+                self.asked.append(action.name)
+            elif isinstance(action, StopRun):
                 self.runs.pop(action.name, None)
             elif isinstance(action, StartDriver):
                 self.runs.setdefault(action.name, self.driver(action))

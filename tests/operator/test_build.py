@@ -14,7 +14,7 @@ from persist_operator.manifests.driver import driver_manifests
 from persist_operator.manifests.maintenance import maintenance_job
 from persist_operator.manifests.spark_compaction import compaction_job, compaction_secret
 from persist_operator.plan.actions import StartDriver, StartMaintenance
-from persist_operator.settings import WorkloadAllow
+from persist_operator.settings import StopSettings, WorkloadAllow
 
 RPC_SECRET = bytes(range(32))
 LOCATION = StoreLocation(blob="s3://b/p", consensus="redis://r:6379/0", secret_name="persist-store")
@@ -39,14 +39,14 @@ def job(make_shard, settings):
 
 @pytest.fixture
 def driver(make_sink, settings):
-    def make(spec=None, location=LOCATION, name="load", settings=settings):
+    def make(spec=None, location=LOCATION, name="load", settings=settings, stop_digest=None):
         sink = make_sink(spec, name=name)
         action = StartDriver(
             spec=sink.spec, name=names.driver_name(name, sink.spec.revision, 3), attempt=3, run_number=2,
             run_id="uid-sink-2", scheduled_ms=None, executor_prefix=names.executor_prefix(name, "uid-sink", 3),
             shard_id=names.shard_id_of("u"), schema=ShardSchema(key="id BIGINT", value=""), location=location,
         )  # fmt: skip
-        manifests = driver_manifests(action, sink.meta, settings, rpc_secret=RPC_SECRET)
+        manifests = driver_manifests(action, sink.meta, settings, rpc_secret=RPC_SECRET, stop_digest=stop_digest)
         return {one["kind"]: one for one in manifests}
 
     return make
@@ -467,6 +467,28 @@ def test_a_driver_serves_its_metrics_where_the_settings_say(driver, settings):
     (container,) = driver(settings=scraped)["Pod"]["spec"]["containers"]
     assert container["args"][container["args"].index("--metrics-port") + 1] == "9464"
     assert {"name": "metrics", "containerPort": 9464} in container["ports"]
+
+
+def test_a_driver_listens_for_a_stop_when_there_is_a_key_and_a_network_of_its_own(driver, settings):
+    digest = "5f" * 32
+    stopped = replace(
+        settings,
+        graceful_stop=StopSettings(port=7081),
+        workload=replace(settings.workload, allow=WorkloadAllow(host_network=True)),
+    )
+    (container,) = driver(settings=stopped, stop_digest=digest)["Pod"]["spec"]["containers"]
+    args = container["args"]
+    assert (args[args.index("--stop-port") + 1], args[args.index("--stop-digest") + 1]) == ("7081", digest)
+    assert {"name": names.STOP_PORT, "containerPort": 7081} in container["ports"]
+    template = {"template": {"spec": {"hostNetwork": True}}}
+    for spec, given, stands in (
+        (None, None, stopped),
+        (None, digest, settings),
+        ({"spark": {"driver": template}}, digest, stopped),
+    ):
+        (quiet,) = driver(spec, settings=stands, stop_digest=given)["Pod"]["spec"]["containers"]
+        assert not [one for one in quiet["args"] if one.startswith("--stop")]
+        assert {one["name"] for one in quiet["ports"]} == {"driver", "blockmanager"}
 
 
 def test_runs_of_one_version_have_names_of_their_own_as_long_as_a_job_stays():

@@ -3,6 +3,7 @@
 Without the behaviour under test a process would wait for minutes or for ever.
 """
 
+import base64
 import socket
 import threading
 
@@ -54,6 +55,22 @@ def test_standbys_are_ready_and_one_leads_when_the_leader_ends(server, replica):
     assert eventually(two.is_ready)
     assert two.end() == 0
     assert holder(server) == ""
+
+
+@pytest.mark.slow
+def test_the_first_replica_makes_the_key_of_stops_and_no_replica_reads_it(server, replica):
+    """The stub server has no kubelet, so no replica ever sees the key."""
+    stop = {"port": 7080, "namespace": "operator", "secretName": "persist-stop-key"}
+    one = replica("one", gracefulStop=stop)
+    assert eventually(lambda: '"is_new": "True"' in one.log.read_text())
+    first = server.cluster.stored("Secret", "operator", "persist-stop-key")
+    assert len(base64.b64decode(first["data"]["key"])) == 32
+    two = replica("two", gracefulStop=stop)
+    assert eventually(lambda: '"is_new": "False"' in two.log.read_text())
+    assert server.cluster.stored("Secret", "operator", "persist-stop-key") == first
+    assert [one.end(), two.end()] == [0, 0]
+    asked = {method for method, path, _, _ in server.requests if "/secrets" in path}
+    assert asked == {"POST"}
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Whole reconciles of a SparkSink, from a new resource to a finished run, on the in-memory API server and the real engine on files."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 
@@ -11,8 +12,9 @@ from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 from persist_operator.api import conditions, names
 from persist_operator.cluster.port import CONFIG_MAP, PERSIST_SHARD, POD, SERVICE, SPARK_SINK, ApiError
+from persist_operator.settings import StopSettings
 from persist_operator.steps.reconcile import Key, Reconciler
-from reconcile_world import SHARD, SINK, WRITES, World, calls_reported, reconciled_behind
+from reconcile_world import SHARD, SINK, WRITES, FakeStops, World, calls_reported, reconciled_behind
 
 
 @pytest.fixture
@@ -261,3 +263,82 @@ def test_a_retained_driver_that_is_deleted_from_outside_leaves_nothing_behind(si
     world.go(SINK, 2)
     assert world.cluster.get(SERVICE, "team", name) is None
     assert world.cluster.get(CONFIG_MAP, "team", name) is None
+
+
+@pytest.fixture
+def stoppable(sink_world):
+    """The sink's driver runs and listens for a stop."""
+    world = sink_world
+    world.stops = FakeStops()
+    world.settings = dataclasses.replace(world.settings, graceful_stop=StopSettings(port=7080))
+    world.restart()
+    name = world.go(SINK, 2)["driver"]["podName"]
+    world.pod_phase(name, "Running")
+    world.cluster.edit(POD, "team", name, lambda pod: pod["status"].update(podIP="10.1.2.3"))
+    world.go(SINK, 1)
+    return world
+
+
+def suspend(world, *, value=True):
+    world.cluster.edit(SPARK_SINK, "team", "load", lambda one: one["spec"].update(suspend=value))
+    return world.status(SINK)["driver"]["podName"]
+
+
+def test_a_driver_that_is_asked_to_stop_keeps_its_pod_until_it_is_cleaned_up(stoppable, refused, sink_resource):
+    world = stoppable
+    world.cluster.edit(SPARK_SINK, "team", "load", lambda one: one["spec"].update(cleanup={"retainDriver": "Always"}))
+    name = suspend(world)
+    args = world.cluster.get(POD, "team", name)["spec"]["containers"][0]["args"]
+    assert args[args.index("--stop-digest") + 1] == world.stops.digest("uid-sink", name)
+    world.cluster.requests.clear()
+    world.go(SINK, 5)
+    assert world.stops.asked == [("10.1.2.3", 7080, "uid-sink", name)]
+    assert not [one for one in world.cluster.requests if one[0] == "delete"]
+    assert world.cluster.events("team").count("DriverStopped") == 1
+    assert world.ready(SINK) == ("False", "Stopping")
+    report = {"type": "Sink", "outcome": "Stopped", "upper": 5, "message": "batches: 1, updates: 2; stopped"}
+    world.pod_phase(name, "Succeeded", exitCode=0, message=json.dumps(report))
+    status = world.go(SINK, 2)
+    assert world.ready(SINK) == ("True", "Suspended")
+    assert status["history"][0]["message"] == "stopped: suspended; batches: 1, updates: 2; stopped"
+    assert world.cluster.get(POD, "team", name) is not None
+    assert refused(sink_resource({"suspend": True}), status) == []
+    world.env.advance_ms(3_600_000)
+    world.go(SINK, 1)
+    assert world.cluster.get(POD, "team", name) is None
+
+
+def test_a_driver_that_refuses_the_stop_is_deleted_at_once(stoppable):
+    world = stoppable
+    world.stops.accepts = False
+    name = suspend(world)
+    world.go(SINK, 1)
+    assert len(world.stops.asked) == 1
+    assert world.cluster.get(POD, "team", name) is None
+    assert world.cluster.events("team").count("DriverStopped") == 1
+
+
+@pytest.mark.parametrize("when", ["before the request", "after the request"])
+def test_an_operator_that_ends_at_the_request_deletes_the_driver_at_its_time(stoppable, when):
+    """No second driver starts meanwhile, and no second request is sent."""
+    world, ask = stoppable, stoppable.stops.ask
+
+    def dies(*given, **named):
+        if when == "after the request":
+            ask(*given, **named)
+        raise SystemExit
+
+    world.stops.ask = dies
+    name = suspend(world)
+    world.env.advance_ms(6000)
+    with pytest.raises(SystemExit):
+        world.reconciler.reconcile(SINK)
+    world.stops.ask = ask
+    world.restart()
+    suspend(world, value=False)
+    world.go(SINK, 9)
+    assert [one["metadata"]["name"] for one in world.cluster.find(POD, "team", {})] == [name]
+    world.go(SINK, 3)
+    drivers = [one["metadata"]["name"] for one in world.cluster.find(POD, "team", {})]
+    assert drivers == [world.status(SINK)["driver"]["podName"]] != [name]
+    assert len(world.stops.asked) == (1 if when == "after the request" else 0)

@@ -19,6 +19,8 @@ class Field:
     def __init__(self, world, dice):
         self.world = world({"mode": "Streaming", "rollout": {"strategy": "BlueGreen"}})
         self.dice, self.writer, self.ordered, self.switches = dice, None, set(), 0
+        self.asked = {}
+        """The drivers that were asked to end, and whether each does."""
 
     def alive(self):
         return {name: run for name, run in self.world.runs.items() if not run.phase.finished}
@@ -28,7 +30,13 @@ class Field:
         for name, run in self.alive().items():
             stage = None if run.running is None else run.running.stage
             if run.phase is Phase.PENDING:
-                self.world.change(name, phase=Phase.RUNNING, started_ms=self.world.now)
+                hears = self.dice.random() < 0.7
+                self.world.change(name, phase=Phase.RUNNING, started_ms=self.world.now, hears_stop=hears)
+            elif self.asked.get(name) and self.dice.random() < 0.3:
+                report = {"outcome": "Stopped", "batches": 1, "message": "stopped"}
+                self.world.change(name, phase=Phase.SUCCEEDED, finished_ms=self.world.now, exit_code=0, report=report)
+            elif name in self.asked and stage != "Streaming":
+                continue
             elif stage == "Streaming" and self.writer != name:
                 self.dies(name, exit_code=71, report={"outcome": "Failed", "class": "Fenced", "message": "fenced"})
             elif stage == "Streaming":
@@ -58,7 +66,10 @@ class Field:
 
     def carry_out(self, action):
         runs = self.world.runs
-        if isinstance(action, StopRun):
+        if isinstance(action, StopRun) and action.asks and action.name in self.alive():
+            assert runs[action.name].hears_stop
+            self.asked.setdefault(action.name, self.dice.random() < 0.8)
+        elif isinstance(action, StopRun):
             runs.pop(action.name, None)
         elif isinstance(action, StartDriver):
             runs.setdefault(action.name, self.world.driver(action))

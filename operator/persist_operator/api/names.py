@@ -79,6 +79,8 @@ VERB: Mapping[MaintenanceKind, str] = {
 #: The verb in request annotations.
 REQUEST: Mapping[MaintenanceKind, str] = {**VERB, "orphanScan": "orphan-scan"}
 
+#: The name of the port on which a driver listens for the request to stop.
+STOP_PORT = "stop"
 RPC_SECRET_PREFIX = "persist-rpc-"  # noqa: S105 - a prefix of its name
 _CRITICAL_PURPOSE = "operator retention"
 _SEQNO_DIGITS = 10

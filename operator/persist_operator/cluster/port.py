@@ -52,6 +52,18 @@ class ApiError(PersistError):
         self.status, self.retry_after_s = status, retry_after_s
 
 
+class Stops(Protocol):
+    """Requests to drivers to stop. Thread-safe."""
+
+    def digest(self, uid: str, pod: str) -> str | None:
+        """The SHA-256, in hex, of the token that stops the driver `pod` of the resource `uid`; None while there is no key."""
+
+    def ask(self, host: str, port: int, *, uid: str, pod: str) -> bool:
+        """Ask the driver at this address to stop. Returns True when it accepted: it then ends by itself. Returns False for every other
+        answer, without one within seconds, and without a key. Repeated requests have no further effect.
+        """
+
+
 class Cluster(Protocol):
     """The operator's calls of Kubernetes. Thread-safe. Every call raises ApiError, except for the outcomes that its docstring names."""
 

@@ -14,14 +14,16 @@ from persist_operator.settings import OperatorSettings
 COMPONENT = "sink"
 #: The name of the port by which a PodMonitor finds the driver's metrics.
 METRICS_PORT = "metrics"
+_Stop = tuple[int, str] | None
 
 
 def driver_manifests(
-    action: StartDriver, meta: Meta, settings: OperatorSettings, *, rpc_secret: bytes
+    action: StartDriver, meta: Meta, settings: OperatorSettings, *, rpc_secret: bytes, stop_digest: str | None = None
 ) -> list[dict[str, Any]]:
     """The manifests of an attempt in the order of their creation. The ConfigMap comes first, because the operator finds leftovers by it.
-    The pod comes last, because it needs the others. `rpc_secret`: random bytes for this attempt; only its Secret contains them. Raises
-    PodRefused when the resource requests a forbidden pod.
+    The pod comes last, because it needs the others. `rpc_secret`: random bytes for this attempt; only its Secret contains them.
+    `stop_digest`: the digest of the token that stops the driver; None: it listens for no stop. Raises PodRefused when the resource requests
+    a forbidden pod.
     """
     spec = action.spec
     sink_pods.check(spec, settings.workload)
@@ -56,7 +58,7 @@ def driver_manifests(
             "executor.yaml": sink_files.json_text(executor),
         },
     }
-    pod = _pod(head, meta, action, image=image, settings=settings)
+    pod = _pod(head, meta, action, image=image, settings=settings, stop=_stop(action, settings, stop_digest))
     return [config_map, secret, _service(head), pod]
 
 
@@ -101,20 +103,40 @@ def _own_annotation(namespace: str, name: str) -> str:
     return f"{sink_files.API_SERVER}/api/v1/namespaces/{namespace}/pods/{name}#{names.ANNOTATION_PROGRESS}"
 
 
-def _arguments(head: dict[str, Any], meta: Meta, action: StartDriver, metrics_port: int | None) -> list[str]:
+def _stop(action: StartDriver, settings: OperatorSettings, digest: str | None) -> _Stop:
+    """The port on which the driver listens for a stop, with the digest. On a node's own network, the operator asks no driver."""
+    port, template = settings.graceful_stop.port, action.spec.spark.driver.template
+    is_on_node = (template.get("spec") or {}).get("hostNetwork")
+    return None if port is None or digest is None or is_on_node else (port, digest)
+
+
+def _arguments(
+    head: dict[str, Any], meta: Meta, action: StartDriver, metrics_port: int | None, stop: _Stop
+) -> list[str]:
     return [
         *("driver", "--spec", f"{sink_files.CONFIG_DIR}/sink.json"),
         *("--properties", f"{sink_files.CONFIG_DIR}/spark-defaults.conf"),
         *("--progress", _own_annotation(meta.namespace, head["name"])),
         *(("--metrics-port", str(metrics_port)) if metrics_port is not None else ()),
+        *(("--stop-port", str(stop[0]), "--stop-digest", stop[1]) if stop is not None else ()),
         *(("--options", pods.OPTIONS_DIR) if action.spec.options_secret else ()),
         *(("--code", pods.CODE_DIR) if action.spec.code_config_map else ()),
         *(("--promote", f"{sink_files.PROMOTION_DIR}/{sink_files.PROMOTION_KEY}") if action.stands_by else ()),
     ]
 
 
+def _ports(metrics_port: int | None, stop: _Stop) -> list[dict[str, Any]]:
+    ports = {
+        "driver": sink_files.DRIVER_PORT,
+        "blockmanager": sink_files.BLOCK_MANAGER_PORT,
+        METRICS_PORT: metrics_port,
+        names.STOP_PORT: None if stop is None else stop[0],
+    }
+    return [{"name": name, "containerPort": port} for name, port in ports.items() if port is not None]
+
+
 def _pod(
-    head: dict[str, Any], meta: Meta, action: StartDriver, *, image: str, settings: OperatorSettings
+    head: dict[str, Any], meta: Meta, action: StartDriver, *, image: str, settings: OperatorSettings, stop: _Stop
 ) -> dict[str, Any]:
     spec, location = action.spec, action.location
     driver = spec.spark.driver
@@ -124,7 +146,7 @@ def _pod(
         "name": names.DRIVER_CONTAINER,
         "image": image,
         "imagePullPolicy": spec.spark.image_pull_policy or settings.images.pull_policy,
-        "args": _arguments(head, meta, action, metrics_port),
+        "args": _arguments(head, meta, action, metrics_port, stop),
         "env": [
             {"name": "SPARK_LOCAL_DIRS", "value": scratch},
             # The web interface listens on this address, which `kubectl port-forward` reaches and other pods do not. RPC has another
@@ -133,11 +155,7 @@ def _pod(
             {"name": "HOME", "value": "/tmp"},  # noqa: S108
             *pods.credential_env(location),
         ],
-        "ports": [
-            {"name": "driver", "containerPort": sink_files.DRIVER_PORT},
-            {"name": "blockmanager", "containerPort": sink_files.BLOCK_MANAGER_PORT},
-            *([{"name": METRICS_PORT, "containerPort": metrics_port}] if metrics_port is not None else []),
-        ],
+        "ports": _ports(metrics_port, stop),
         "resources": {
             "requests": {"cpu": settings.workload.driver_cpu_request or str(driver.cores), "memory": memory},
             "limits": {"memory": memory},

@@ -175,6 +175,8 @@ class StopRun:
     reason: str
     grace_seconds: int
     event: StopEvent = ""
+    asks: bool = False
+    """Whether a driver is first asked to end. If it accepts, its objects stay, and it is cleaned up like every driver that has ended."""
 
 
 #: Actions on the shard itself, by calls of the engine.

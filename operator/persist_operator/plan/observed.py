@@ -100,6 +100,8 @@ class Run:
     """The JSON report of the run; None when it left none."""
     running: RunningProgress | None = None
     """The progress that a running driver reports; None when it reports nothing."""
+    hears_stop: bool = False
+    """Whether it is a driver that runs and can be asked to end."""
     log_tail: str = ""
     """The last lines of the log, redacted. Read only for a failure that is not yet on the status."""
 

@@ -361,8 +361,7 @@ def _switched(draft: Draft, how: str) -> Draft:
             )
         )
         if blue is not None and not blue.phase.finished and not blue.deleting:
-            grace = draft.sink.spec.termination_grace_seconds
-            draft = draft.stopping(blue.name, message, grace_seconds=grace, event="DriverStopped")
+            draft = draft.ending(blue.name, message)
     driver = state.driver if state.driver.phase in UNDER_WAY else replace(state.driver, phase="Running", end_time=None)
     draft = draft.having(
         run=replace(
@@ -393,8 +392,7 @@ def _stopped(draft: Draft, why: str) -> Draft:
     state = draft.status.rollout
     if not state.is_active or state.driver.phase not in UNDER_WAY:
         return draft
-    grace = draft.sink.spec.termination_grace_seconds
-    draft = draft.stopping(state.driver.pod_name, why, grace_seconds=grace, event="DriverStopped")
+    draft = draft.ending(state.driver.pod_name, why)
     draft = draft.having_green(phase="Deleted", end_time=draft.now)
     return _recorded(draft, "Stopped", None, f"stopped: {why}")
 

@@ -102,7 +102,7 @@ def _adopt(draft: Draft) -> Draft:
 def _follow(draft: Draft) -> Draft:
     """Update the status of the attempt under way from the observation, and record its end when it has ended."""
     if not draft.status.is_under_way:
-        return draft
+        return _ended_by_itself(draft)
     child, spec, driver = draft.child(), draft.sink.spec, draft.status.driver
     if child is None:
         if driver.phase == "Creating":
@@ -201,10 +201,30 @@ def _queued(draft: Draft) -> Draft:
 
 
 def _stop(draft: Draft, child: Run, why: str) -> Draft:
-    grace = draft.sink.spec.termination_grace_seconds
-    draft = draft.stopping(child.name, why, grace_seconds=grace, event="DriverStopped")
+    draft = draft.ending(child.name, why)
     draft = draft.having_driver(phase="Deleted", end_time=draft.now)
     return _remember(draft, "Stopped", None, f"stopped: {why}")
+
+
+def _ended_by_itself(draft: Draft) -> Draft:
+    """Records the report of a driver whose stop was planned, when it has ended. It changes no outcome: the attempt stays Stopped, however
+    the driver ended.
+    """
+    child, status = draft.child(), draft.status
+    if status.driver.phase != "Deleted" or child is None or not child.phase.finished:
+        return draft
+    report, end = child.report or {}, times.to_text(child.finished_ms or draft.now_ms)
+    if report.get("outcome") == "Stopped":
+        draft = _with_progress(draft, child)
+    elif child.deleting:
+        return draft
+    history = list(status.history or ())
+    for index, item in enumerate(history):
+        if item.attempt == child.attempt and item.outcome == "Stopped":
+            message = "; ".join(filter(None, (item.message, redact(str(report.get("message") or "")))))
+            history[index] = replace(item, end_time=end, message=message[:512])
+            break
+    return draft.having(history=tuple(history) or None).having_driver(phase=child.phase.value, end_time=end)
 
 
 def _well_run(draft: Draft, child: Run) -> Draft:
@@ -380,15 +400,21 @@ def _open_run(draft: Draft, scheduled_ms: int | None) -> Draft:
 
 def _stop_strays(draft: Draft) -> Draft:
     """Stop every running driver that is not the attempt under way: a driver that came back, or one whose planned stop did not happen
-    because the operator ended. Otherwise it would delay the next attempt without limit.
+    because the operator ended. Otherwise it would delay the next attempt without limit. A driver that was asked to end first has its time
+    for that.
     """
     stopped = {action.name for action in draft.actions if isinstance(action, StopRun)}
     grace = draft.sink.spec.termination_grace_seconds
     for run in draft.observed.runs:
         current = draft.status.is_under_way and run.name == draft.status.driver.pod_name
         current = current or rollout.is_of(draft, run.name)
-        if not (current or run.phase.finished or run.deleting or run.name in stopped):
+        if current or run.phase.finished or run.deleting or run.name in stopped:
+            continue
+        until_ms = draft.ends_until_ms(run)
+        if until_ms is None:
             draft = draft.stopping(run.name, "it is not the attempt under way", grace_seconds=grace)
+        else:
+            draft = draft.waking(until_ms)
     return draft
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from persist_operator.api import names, times
 from persist_operator.api.sink import Sink
 from persist_operator.api.sink_status import Attempt, AttemptOutcome, LastFailure, RolloutState, SinkStatus
-from persist_operator.plan.actions import Action, Note, StartDriver, StopEvent, StopRun
+from persist_operator.plan.actions import Action, Note, StartDriver, StopEvent, StopRun, action_key
 from persist_operator.plan.failures import Failure
 from persist_operator.plan.observed import Run, SinkObserved
 
@@ -84,6 +84,40 @@ class Draft:
         """The draft with the stop of one more driver."""
         stop = StopRun(kind="driver", name=str(name), reason=reason, grace_seconds=grace_seconds, event=event)
         return self.acting(stop)
+
+    def ending(self, name: str | None, reason: str) -> Draft:
+        """The draft with the planned stop of a driver. A driver that can be asked has the grace period to end by itself. After it, or at
+        once if the driver cannot be asked, its pod is deleted, with another grace period.
+        """
+        run, grace_s = self.run(name), self.sink.spec.termination_grace_seconds
+        draft = self.stopping(name, reason, grace_seconds=grace_s, event="DriverStopped")
+        if run is None or not run.hears_stop or not grace_s:
+            return draft
+        *others, stop = draft.actions
+        assert isinstance(stop, StopRun)
+        return replace(draft, actions=(*others, replace(stop, asks=True))).waking(self.now_ms + 1000 * grace_s)
+
+    def ends_until_ms(self, run: Run) -> int | None:
+        """Until when a driver that was asked to end has time for it. None when it has none: no stop was planned, the driver cannot be
+        asked, its deletion was refused, or the time is over. Whether it was asked is not known, because the operator may have ended before
+        it did. Then the end of this time leads to the deletion.
+        """
+        grace_ms = 1000 * self.sink.spec.termination_grace_seconds
+        stop = StopRun(kind="driver", name=run.name, reason="", grace_seconds=0)
+        ended_ms = times.to_ms(self._stopped(run))
+        if ended_ms is None or not run.hears_stop or action_key(stop) in self.observed.failures:
+            return None
+        # A time beyond this comes from before a clock was set back.
+        until_ms = ended_ms + grace_ms
+        return until_ms if self.now_ms < until_ms <= self.now_ms + 2 * grace_ms else None
+
+    def _stopped(self, run: Run) -> str | None:
+        """When the stop of this driver was planned; None if it was not. The history may be short or off."""
+        for item in self.status.history or ():
+            if item.attempt == run.attempt and item.outcome == "Stopped":
+                return item.end_time
+        known = (self.status.driver, self.status.rollout.driver)
+        return next((one.end_time for one in known if one.pod_name == run.name and one.phase == "Deleted"), None)
 
     def noting(self, note: Note) -> Draft:
         """The draft with one more Event."""

@@ -22,6 +22,7 @@ from persist_operator.cluster.port import (
     ApiError,
     Cluster,
     Resource,
+    Stops,
 )
 from persist_operator.manifests.driver import driver_manifests, promotion_manifest
 from persist_operator.manifests.maintenance import maintenance_job
@@ -41,6 +42,7 @@ from persist_operator.plan.actions import (
 )
 from persist_operator.plan.waiting.places import Place, PlaceKind
 from persist_operator.settings import OperatorSettings
+from persist_operator.steps import children
 from persist_operator.steps.metrics import OperatorMetrics
 from persist_operator.steps.places import Places
 
@@ -54,8 +56,17 @@ class Actor:
     """Carries out actions. Thread-safe. Raises ApiError, and the exceptions of the bridge and of `manifests`."""
 
     def __init__(
-        self, cluster: Cluster, bridge: Bridge, settings: OperatorSettings, env: Env, metrics: OperatorMetrics
+        self,
+        cluster: Cluster,
+        bridge: Bridge,
+        settings: OperatorSettings,
+        env: Env,
+        metrics: OperatorMetrics,
+        *,
+        stops: Stops | None = None,
     ) -> None:
+        """Without `stops`, drivers are stopped only by the deletion of their pods."""
+        self._stops = stops
         self._cluster, self._bridge, self._settings, self._env, self._metrics = cluster, bridge, settings, env, metrics
         self._places = Places(cluster, settings, env)
 
@@ -159,7 +170,8 @@ class Actor:
 
     def _start_driver(self, action: StartDriver, meta: Meta) -> bool:
         secret = self._env.random_bytes(_RPC_SECRET_BYTES)
-        manifests = driver_manifests(action, meta, self._settings, rpc_secret=secret)
+        digest = None if self._stops is None else self._stops.digest(meta.uid, action.name)
+        manifests = driver_manifests(action, meta, self._settings, rpc_secret=secret, stop_digest=digest)
         started = False
         for manifest in manifests:
             created = self._create(manifest, meta)
@@ -193,12 +205,25 @@ class Actor:
     def _stop(self, action: StopRun, meta: Meta) -> bool:
         if action.kind != "driver":
             return self._cluster.delete(JOB, meta.namespace, action.name)
+        if action.asks and self._ends_by_itself(action.name, meta):
+            return True
         stopped = self._cluster.delete(POD, meta.namespace, action.name, grace_seconds=action.grace_seconds)
         self._cluster.delete(CONFIG_MAP, meta.namespace, names.promotion_name(action.name))
         self._cluster.delete(SERVICE, meta.namespace, action.name)
         self._cluster.delete(SECRET, meta.namespace, names.rpc_secret_name(action.name, meta.uid))
         self._cluster.delete(CONFIG_MAP, meta.namespace, action.name)
         return stopped
+
+    def _ends_by_itself(self, name: str, meta: Meta) -> bool:
+        """Ask the driver to stop. Returns whether it accepted. Everything else leads to its deletion, also a pod that cannot be read."""
+        try:
+            pod = self._cluster.get(POD, meta.namespace, name)
+        except ApiError:
+            return False
+        if pod is None or (pod["metadata"].get("labels") or {}).get(names.LABEL_OWNER_UID) != meta.uid:
+            return False
+        address = children.stop_address(pod)
+        return bool(address and self._stops and self._stops.ask(*address, uid=meta.uid, pod=name))
 
 
 def _place(action: StartMaintenance | StartInspection | StartReclaim | StartDriver, meta: Meta) -> Place:

@@ -141,6 +141,7 @@ def driver_run(pod: Resource, *, log_tail: str = "") -> Run:
         message=facts.message,
         report=facts.report,
         running=RunningProgress.parse(annotations.get(names.ANNOTATION_PROGRESS)),
+        hears_stop=stop_address(pod) is not None,
         log_tail=log_tail,
     )
 
@@ -151,6 +152,25 @@ def is_numbered(pod: Resource) -> bool:
     """
     labels = pod["metadata"].get("labels") or {}
     return all(_integer(labels.get(one), _NUMBER_MAX) for one in (names.LABEL_ATTEMPT, names.LABEL_RUN))
+
+
+def stop_address(pod: Resource) -> tuple[str, int] | None:
+    """Host and port at which a driver that runs can be asked to stop; None for none. The pod must have a network of its own, because the
+    address of another pod is that of its node, and must belong to the resource in its label.
+    """
+    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    uid = (metadata.get("labels") or {}).get(names.LABEL_OWNER_UID)
+    is_owned = any(one.get("uid") == uid for one in metadata.get("ownerReferences") or ())
+    is_going = _phase(pod) is Phase.RUNNING and not metadata.get("deletionTimestamp")
+    ports = [
+        one.get("containerPort")
+        for container in spec.get("containers") or ()
+        if container.get("name") == names.DRIVER_CONTAINER
+        for one in container.get("ports") or ()
+        if one.get("name") == names.STOP_PORT
+    ]
+    host = status.get("podIP")
+    return (host, ports[0]) if host and ports and is_owned and is_going and not spec.get("hostNetwork") else None
 
 
 def executors(pods: Iterable[Resource], attempt: int) -> Executors:

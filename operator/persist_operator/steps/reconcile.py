@@ -27,7 +27,7 @@ from persist_operator.api.shard import Shard
 from persist_operator.api.sink import Sink
 from persist_operator.bridge import Bridge, StoreBusy
 from persist_operator.cluster.informed import Informed
-from persist_operator.cluster.port import BY_KIND, EVENT, PERSIST_SHARD, ApiError, Cluster, Resource
+from persist_operator.cluster.port import BY_KIND, EVENT, PERSIST_SHARD, ApiError, Cluster, Resource, Stops
 from persist_operator.plan.actions import (
     Action,
     AdvanceSince,
@@ -105,12 +105,13 @@ class Reconciler:
         metrics: OperatorMetrics,
         *,
         informed: Informed | None = None,
+        stops: Stops | None = None,
     ) -> None:
-        """`informed` has the objects from the watches. Without it, every read is live."""
+        """`informed` has the objects from the watches. Without it, every read is live. `stops`: see Actor."""
         self._cluster, self._settings, self._env, self._metrics = cluster, settings, env, metrics
         self._informed = informed or Informed()
         self._observer = Observer(cluster, bridge, settings, env, self._informed)
-        self._actor = Actor(cluster, bridge, settings, env, metrics)
+        self._actor = Actor(cluster, bridge, settings, env, metrics, stops=stops)
         self._canary = Canary(bridge, settings, env, metrics)
         self._contested = Contested()
         self._lock = threading.Lock()
