@@ -56,7 +56,7 @@ def test_the_operator_gives_drivers_the_port_that_is_scraped(template: Callable[
 def test_the_port_is_open_to_what_may_scrape(template: Callable[..., list[Manifest]], allowed: list[Manifest]) -> None:
     manifests = template(monitored(allowFrom=allowed))
     (sinks,) = named(manifests, "NetworkPolicy", "-sinks")
-    spark, scrape = sinks["spec"]["ingress"]
+    spark, _, scrape = sinks["spec"]["ingress"]
     assert {one["port"] for one in spark["ports"]} == {7078, 7079}
     assert scrape["ports"] == [{"protocol": "TCP", "port": 9464}]
     assert scrape.get("from", []) == allowed
@@ -64,7 +64,7 @@ def test_the_port_is_open_to_what_may_scrape(template: Callable[..., list[Manife
     assert "ingress" not in maintenance["spec"]
 
 
-@pytest.mark.parametrize("port", [7078, 7079, 80])
+@pytest.mark.parametrize("port", [7078, 7079, 7080, 80])
 def test_a_port_that_drivers_cannot_have_is_refused(run_helm: Callable[..., Any], port: int) -> None:
     done = run_helm("template", "persist", str(CHART), "--kube-version", "1.34.0", values=monitored(port=port))
     assert done.returncode != 0

@@ -152,7 +152,7 @@ def test_view_edit_and_admin_aggregate_the_rights_on_the_resources(template: Cal
 
 
 def test_network_policies_close_sinks_and_maintenance(template: Callable[..., list[Manifest]]) -> None:
-    policies = [one for one in template(LISTED) if one["kind"] == "NetworkPolicy"]
+    policies = [one for one in template(LISTED, namespace="own") if one["kind"] == "NetworkPolicy"]
     assert {one["metadata"]["namespace"] for one in policies} == {"red", "blue"}
     for policy in policies:
         spec, component = policy["spec"], policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
@@ -164,7 +164,19 @@ def test_network_policies_close_sinks_and_maintenance(template: Callable[..., li
             continue
         if component == "maintenance":
             assert of_spark == [{"key": "persistshard.io/role", "operator": "In", "values": ["driver", "executor"]}]
-        (rule,) = spec["ingress"]
+        rule, *stops = spec["ingress"]
+        operator = {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "own"}},
+            "podSelector": {
+                "matchLabels": {
+                    "app.kubernetes.io/name": "persist-operator",
+                    "app.kubernetes.io/instance": "persist",
+                    "app.kubernetes.io/component": "operator",
+                }
+            },
+        }
+        asks = {"from": [operator], "ports": [{"protocol": "TCP", "port": 7080}]}
+        assert stops == ([asks] if component == "sink" else [])
         assert rule["from"] == [{"podSelector": spec["podSelector"]}]
         assert {one["port"] for one in rule["ports"]} == {7078, 7079}
     assert len(policies) == 2 * 3

@@ -84,6 +84,11 @@ namespaceSelector:
 {{- end -}}
 {{- end -}}
 
+{{- /* The Secret with the key of graceful stops. The operator creates it: a random value in a template would be a new one at each rendering. */ -}}
+{{- define "persist.stopKey" -}}
+{{ include "persist.fullname" . }}-stop-key
+{{- end -}}
+
 {{- /* The Secrets with credentials of stores, each once, as a JSON list. The operator mounts all of them. */ -}}
 {{- define "persist.storeSecrets" -}}
 {{- $names := list -}}
