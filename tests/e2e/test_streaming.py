@@ -25,6 +25,7 @@ from kafka_streams import (
     last_values,
     stream_manifest,
 )
+from live_cluster import OPERATOR_NAMESPACE
 from shard_runs import patch
 from sink_manifests import AIRLINES, airlines_input, airlines_sink, numbers_stream, sink
 
@@ -332,3 +333,48 @@ def test_executors_follow_kubectl_scale_and_then_the_load(
     cluster.wait("one idle executor to go", lambda: len(stream.executors(third)) == 1, timeout_s=120)
     stream.commits(third, 2)
     cluster.wait_condition("sparksink", name, "Ready", timeout_s=60)
+
+
+def test_a_stream_that_is_asked_to_stop_ends_by_itself_and_its_pod_stays_with_its_log(
+    cluster: Any, named: Callable[[str], str], new_shard: Callable[..., tuple[str, str]]
+) -> None:
+    """The network policy lets the operator reach the driver. What the driver committed, it reports, and a resumed sink continues from there."""
+
+    def has_key() -> bool:
+        program = "import pathlib; print(len(pathlib.Path('/var/run/secrets/persist/stop/key').read_bytes()))"
+        operator = cluster.operator_pod()["metadata"]["name"]
+        words = ("exec", operator, "--", "python", "-c", program)
+        return bool(cluster.kubectl(*words, namespace=OPERATOR_NAMESPACE, check=False).strip() == "32")
+
+    cluster.wait("the key in the operator's pod", has_key, timeout_s=180, namespace=OPERATOR_NAMESPACE)
+    shard, _ = new_shard("stop", schema={"key": "id BIGINT", "value": "number BIGINT"})
+    name = named("stop")
+    stream = Stream(cluster, name)
+    cluster.apply(numbers_stream(name, shard, cleanup={"retainDriver": "Always"}))
+    driver = stream.driver()
+    stream.commits(driver, 2)
+    arguments = cluster.get("pod", driver)["spec"]["containers"][0]["args"]
+    assert {"--stop-port", "--stop-digest"} <= set(arguments)
+
+    stream.suspend(True)
+    cluster.wait_condition("sparksink", name, "Ready", reason="Suspended", timeout_s=120)
+    pod = cluster.get("pod", driver)
+    assert pod["status"]["phase"] == "Succeeded"
+    assert "deletionTimestamp" not in pod["metadata"], "it was not deleted"
+    log = cluster.kubectl("logs", driver, "--tail=-1")
+    assert '"event": "stop_asked"' in log
+    report = json.loads(log.splitlines()[-1])
+    assert (report["outcome"], report["class"]) == ("Stopped", None)
+    status = cluster.status("sparksink", name)
+    assert status["driver"]["phase"] == "Succeeded"
+    assert status["progress"]["upper"] == str(report["upper"])
+    (item,) = [one for one in status["history"] if one["attempt"] == status["attempt"]]
+    assert (item["outcome"], item["message"]) == ("Stopped", f"stopped: suspended; {report['message']}")
+    assert stream.executors(driver) == []
+    events = {one["reason"] for one in cluster.items("events") if one["involvedObject"]["name"] == name}
+    assert "DriverStopped" in events
+
+    stream.suspend(False)
+    second = stream.driver(after=driver)
+    stream.commits(second, 1)
+    assert cluster.get("pod", driver) is not None
