@@ -214,7 +214,7 @@ def run_driver(
         secrets = spec.secrets() if spec else ()
         failure = classify(error, secrets=secrets)
         Log(sys.stderr, env).event("failed", error=without_secrets("".join(format_exception(error)), secrets=secrets))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the run has ended, and a late stop must not cost its report
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the run has ended, and a late stop must not cost its report
     duration_ms = round((env.monotonic_s() - started) * 1000)
     document = meters.tally.added_to(report.to_json(duration_ms=duration_ms, failure=failure))
     write_report(document, path=report_path, stdout=sys.stdout)

@@ -25,6 +25,7 @@ from persist_operator.steps.metrics import OperatorMetrics
 from prometheus_client import CollectorRegistry
 
 UID, NAME = "uid-sink", "load-0123abcd-1"
+ADDRESS = "10.1.2.3"
 KEY = bytes(range(32))
 TOKEN = hmac.new(KEY, f"{UID}/{NAME}".encode(), hashlib.sha256).hexdigest()
 
@@ -95,9 +96,9 @@ def test_a_token_is_of_one_pod_of_one_resource(stops):
 
 
 def dribbled(connection):
-    for one in b"HTTP/1.1 100 Continue\r\n" * 100:
+    for one in b"HTTP/1.1 202 Accepted\r\n\r\n":
         connection.sendall(bytes([one]))
-        time.sleep(0.3)
+        time.sleep(2)
 
 
 def endless(connection):
@@ -224,7 +225,7 @@ def pod(**changes):
                 },
             ]
         },
-        "status": {"phase": "Running", "podIP": "127.0.0.1"},
+        "status": {"phase": "Running", "podIP": ADDRESS},
     }
     for path, value in changes.items():
         *blocks, last = path.split("__")
@@ -238,7 +239,20 @@ def pod(**changes):
 NOT_ASKED = {
     "pending": {"status__phase": "Pending"},
     "ended": {"status__phase": "Succeeded"},
-    "no address": {"status__podIP": ""},
+    **{
+        f"the address {one!r}": {"status__podIP": one}
+        for one in (
+            "",
+            "node-1",
+            "127.0.0.1",
+            "::1",
+            "169.254.169.254",
+            "fe80::1",
+            "0.0.0.0",
+            "::ffff:127.0.0.1",
+            "224.0.0.1",
+        )
+    },
     "being deleted": {"metadata__deletionTimestamp": "2026-11-28T00:00:00Z"},
     "on the network of its node": {"spec__hostNetwork": True},
     "no port": {"spec__containers": [{"name": "driver"}]},
@@ -254,6 +268,20 @@ NOT_ASKED = {
 }
 
 
+class Here:
+    """Drivers at ADDRESS, which listen on this machine."""
+
+    def __init__(self, stops):
+        self._stops = stops
+
+    def digest(self, uid, pod):
+        return self._stops.digest(uid, pod)
+
+    def ask(self, host, port, *, uid, pod):
+        assert host == ADDRESS
+        return self._stops.ask("127.0.0.1", port, uid=uid, pod=pod)
+
+
 class House:
     """An Actor on a cluster with one driver, whose listener is the function `answer`."""
 
@@ -262,7 +290,7 @@ class House:
         self.cluster, self.heads = FakeCluster(now_ms=env.now_ms), []
         self.stops, self.answer, self.changes = stops, answer, changes
         metrics = OperatorMetrics(CollectorRegistry())
-        self.actor = Actor(self.cluster, None, OperatorSettings(), env, metrics, stops=stops)
+        self.actor = Actor(self.cluster, None, OperatorSettings(), env, metrics, stops=Here(stops))
 
     def stopped(self, *, asks=True):
         """Whether the stop had an effect, and the kinds that were deleted."""

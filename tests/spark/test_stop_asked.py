@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import io
 import json
+import os
 import signal
 import socket
 import time
@@ -12,13 +13,15 @@ from collections.abc import Iterator
 
 import pytest
 from persist_engine.base.env import SystemEnv
+from persist_operator.cluster.stops import DriverStops
 from persist_spark.main import main
 from persist_spark.progress import stop_asked
 from persist_spark.progress.stop_asked import CONNECTIONS_MAX, StopPort, stop_served
-from persist_spark.report import Log
+from persist_spark.report import Log, write_report
 
 TOKEN = "5f" * 32
 DIGEST = hashlib.sha256(TOKEN.encode()).hexdigest()
+OTHERS = [("uid-1", "load-2"), ("uid-2", "load-1"), ("", "uid-1/load-1")]
 ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -145,6 +148,23 @@ def test_garbage_stops_nothing_and_is_logged_nowhere(driver, sent, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_the_operators_request_stops_the_driver_of_its_pod_and_no_other(tmp_path):
+    """Operator and driver share no code. This is what they agree on."""
+    (tmp_path / "key").write_bytes(bytes(range(32)))
+    operator, log, stops = DriverStops(tmp_path / "key"), io.StringIO(), []
+    before = signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+    try:
+        at = StopPort(0, str(operator.digest("uid-1", "load-1")))
+        with stop_served(at, Log(log, SystemEnv())):
+            port = json.loads(log.getvalue())["port"]
+            asked = [operator.ask("127.0.0.1", port, uid=uid, pod=pod) for uid, pod in OTHERS]
+            assert (asked, stops) == ([False] * len(OTHERS), [])
+            assert operator.ask("127.0.0.1", port, uid="uid-1", pod="load-1")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stops == [1]
+
+
 def test_more_clients_than_there_are_places_are_turned_away(driver, monkeypatch):
     monkeypatch.setattr(stop_asked, "REQUEST_S", 300.0)
     clients = [socket.create_connection(("127.0.0.1", driver.port)) for _ in range(CONNECTIONS_MAX)]
@@ -212,3 +232,20 @@ def test_half_an_option_is_refused(given, capsys, tmp_path):
     with pytest.raises(SystemExit):
         main(["driver", "--spec", str(tmp_path / "sink.json"), *given])
     assert "--stop" in capsys.readouterr().err
+
+
+def test_a_stop_after_the_end_of_a_run_does_not_cost_its_report(tmp_path, monkeypatch, capsys):
+    """The run ends before it begins, because it has no spec. The signal comes while the report is written."""
+
+    def late(report, **given):
+        os.kill(os.getpid(), signal.SIGTERM)
+        write_report(report, **given)
+
+    monkeypatch.setattr("persist_spark.main.write_report", late)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["driver", "--spec", str(tmp_path / "none.json"), "--report", str(tmp_path / "report.json")]) == 72
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert json.loads((tmp_path / "report.json").read_text())["class"] == "Configuration"
+    assert "stopped by SIGTERM" not in capsys.readouterr().err

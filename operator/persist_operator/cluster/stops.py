@@ -95,6 +95,13 @@ def _posted(host: str, port: int, token: str) -> bool:
     redirects and read bodies. Nothing but the code of the answer is read here.
     """
     until_s = time.monotonic() + _ANSWER_S
+
+    def left_s() -> float:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("no answer in time")
+        return left_s
+
     name = f"[{host}]" if ":" in host else host
     lines = [
         "POST /stop HTTP/1.1",
@@ -105,12 +112,10 @@ def _posted(host: str, port: int, token: str) -> bool:
     ]
     answer, wanted = b"", len(_ACCEPTED[0])
     with socket.create_connection((host, port), timeout=_ANSWER_S) as connection:
+        connection.settimeout(left_s())
         connection.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
         while len(answer) < wanted:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError("no answer in time")
-            connection.settimeout(left_s)
+            connection.settimeout(left_s())
             chunk = connection.recv(wanted - len(answer))
             if not chunk:
                 raise ConnectionError("the answer is no HTTP")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections import Counter
@@ -155,8 +156,8 @@ def is_numbered(pod: Resource) -> bool:
 
 
 def stop_address(pod: Resource) -> tuple[str, int] | None:
-    """Host and port at which a driver that runs can be asked to stop; None for none. The pod must have a network of its own, because the
-    address of another pod is that of its node, and must belong to the resource in its label.
+    """Host and port at which a driver that runs can be asked to stop; None for none. The pod must belong to the resource in its label, and
+    have a network and an address of its own: not those of its node, and none that means this process or a service of the node.
     """
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     uid = (metadata.get("labels") or {}).get(names.LABEL_OWNER_UID)
@@ -169,8 +170,19 @@ def stop_address(pod: Resource) -> tuple[str, int] | None:
         for one in container.get("ports") or ()
         if one.get("name") == names.STOP_PORT
     ]
-    host = status.get("podIP")
-    return (host, ports[0]) if host and ports and is_owned and is_going and not spec.get("hostNetwork") else None
+    host = str(status.get("podIP") or "")
+    is_own = _is_address_of_a_pod(host) and not spec.get("hostNetwork")
+    return (host, ports[0]) if is_own and ports and is_owned and is_going else None
+
+
+def _is_address_of_a_pod(text: str) -> bool:
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    inner = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    one = found if inner is None else inner
+    return not (one.is_loopback or one.is_link_local or one.is_multicast or one.is_unspecified)
 
 
 def executors(pods: Iterable[Resource], attempt: int) -> Executors:
