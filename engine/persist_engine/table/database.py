@@ -195,7 +195,8 @@ class Database(Bound, elsewhere="in another process, connect again"):
         SQL nor Python created, because only its owner may drop it.
 
         With `purge`, and the name repeated as `confirm`, deletes the rows for good, at every time. Raises FinalizationError, before
-        anything is deleted, while a reader holds the table. Completes an interrupted call.
+        anything is deleted, while a reader holds the table. Completes an interrupted call. A drop that has completed may be repeated with
+        the id; its name leads nowhere any more, and raises ShardNotFound.
 
         >>> kept = db.drop("orders")
         >>> db.table(kept).count()
@@ -210,11 +211,15 @@ class Database(Bound, elsewhere="in another process, connect again"):
             if not purge and confirm is not None:
                 raise InvalidUsage("confirm is for purge=True alone; without it the rows stay")
             try:
-                named = self._ours(name)
-            except ShardNotFound:
-                if (left := self._left_by_drop(name, purge=purge)) is None:
-                    raise
-                return left
+                named = resolved(client, name)
+            except ShardNotFound as error:
+                if (left := self._left_by_drop(name, purge=purge)) is not None:
+                    return left
+                why = "it was never created, or was renamed, or a drop of it has completed and nothing is left to do"
+                raise ShardNotFound(f"{error}: {why}", **error.detail) from error
+            if named.owner is None:
+                return self._dropped(named.shard_id, purge=purge)
+            named = self._ours(name)
             self._table(named).close()  # otherwise the table's own reader would hold it
             if purge and _exists(client, named.shard_id):
                 from persist_engine.client.closing import close_shard, finalize_shard
@@ -352,6 +357,19 @@ class Database(Bound, elsewhere="in another process, connect again"):
             owner = "no owner" if named.owner is None else f"the owner {named.owner}"
             raise InvalidUsage(f"it has {owner}, and only what SQL or Python created is renamed and dropped here")
         return named
+
+    def _dropped(self, shard_id: ShardId, *, purge: bool) -> ShardId:
+        """Repeats a drop of a shard that has no name. Raises InvalidUsage for a purge of rows that are still there, because only the name
+        of a table shows that SQL or Python may delete them. Raises ShardNotFound.
+        """
+        client = self._open_client()
+        client.machine(shard_id)  # raises ShardNotFound
+        if purge and not client.is_finalized(shard_id):
+            raise InvalidUsage(
+                "it has no name, because a drop kept its rows or because it never had one; to delete them, call "
+                f"`persist admin finalize {shard_id} --close --commit`"
+            )
+        return shard_id
 
     def _left_by_drop(self, name: str, *, purge: bool) -> ShardId | None:
         """Completes a drop of this name that was interrupted when the name led nowhere already. Returns its shard; None if there is none.

@@ -192,6 +192,26 @@ def test_a_drop_that_was_interrupted_is_completed_by_name(db, orders, purge):
             db.drop(name)
 
 
+@pytest.mark.parametrize("purge", [False, True])
+def test_a_completed_drop_is_repeated_by_its_id_and_by_name_says_that_nothing_is_left(db, orders, purge):
+    """Whether it was interrupted or had completed, its message was that of a name that never was."""
+    orders.append([{"id": 1, "name": "ada", "price": None}])
+    how = {"purge": True, "confirm": "orders"} if purge else {}
+    gone = db.drop("orders", **how)
+    with pytest.raises(
+        ShardNotFound, match="no table orders.*: it was never created, or was renamed, or a drop of it has completed"
+    ):
+        db.drop("orders", **how)
+    by_id = {"purge": True, "confirm": str(gone)} if purge else {}
+    assert db.drop(str(gone), **by_id) == gone
+    if not purge:
+        with pytest.raises(InvalidUsage, match=f"table {gone}: it has no name.*persist admin finalize {gone}"):
+            db.drop(str(gone), purge=True, confirm=str(gone))
+        assert db[gone].count() == 1
+    with pytest.raises(ShardNotFound, match="does not exist"):
+        db.drop(str(ShardId.new()))
+
+
 def test_a_purge_completes_no_drop_whose_rows_were_to_stay(db, orders):
     orders.append([{"id": 1, "name": "ada", "price": None}])
     with dying_after(db, 1):
