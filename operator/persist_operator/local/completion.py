@@ -59,7 +59,7 @@ def _resources(ctx: typer.Context, *kinds: str) -> list[str]:
 def _begin(incomplete: str, found: Callable[[], Iterable[str]]) -> list[str]:
     try:
         return sorted({name for name in found() if name.startswith(incomplete)})
-    except PersistError:
+    except (PersistError, OSError):  # OSError: files of another user
         return []
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from persist_engine.base.env import Env
+from persist_engine.base.errors import CorruptData
 
 KILLED = 137
 _POLL_S = 0.05
@@ -125,21 +126,18 @@ class Processes:
         return True
 
     def get(self, name: str) -> Child | None:
-        """The child as its files show it now; None when there is none."""
+        """The child as its files show it now; None when there is none. Raises CorruptData, which names the file, for a damaged record."""
         folder = self._root / name
-        try:
-            document = json.loads((folder / "child.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        document = _record(folder / "child.json")
+        if document is None:
             return None
         # The lock is read first, because a child writes its exit code while the lock is held.
         held, exit_file = _is_held(folder / "lock"), folder / "exit"
         code, ended_ms = None, None
-        if exit_file.exists():
-            code = int(exit_file.read_text(encoding="ascii"))
-            ended_ms = exit_file.stat().st_mtime_ns // 1_000_000
-        elif not held:
-            code = KILLED
-            ended_ms = (folder / "log").stat().st_mtime_ns // 1_000_000
+        if (written := _number(exit_file)) is not None:
+            code, ended_ms = written, _changed_ms(exit_file)
+        elif not held:  # nor can the code be read if the machine lost its power just after the end
+            code, ended_ms = KILLED, _changed_ms(folder / "log")
         return Child(
             name=name,
             owner=document["owner"],
@@ -213,9 +211,8 @@ class Processes:
         return self._signal(name, signal.SIGKILL, os.killpg)
 
     def _signal(self, name: str, number: signal.Signals, send: Any) -> bool:
-        try:
-            pid = int((self._root / name / "pid").read_text(encoding="ascii"))
-        except FileNotFoundError:
+        pid = _number(self._root / name / "pid")
+        if pid is None:
             return False
         with contextlib.suppress(ProcessLookupError, PermissionError):
             send(pid, number)
@@ -232,6 +229,32 @@ def _is_held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return False
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    """A child's record; None when there is no file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {name: found[name] for name in ("owner", "labels", "started_ms")}
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError) as error:
+        remedy = f"if none of its processes runs, remove the folder {path.parent}"
+        raise CorruptData(
+            f"{path} holds no record of a run: {type(error).__name__}: {error}; {remedy}", key=str(path)
+        ) from error
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None when there is no file, or no number in it."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _changed_ms(path: Path) -> int:
+    return path.stat().st_mtime_ns // 1_000_000
 
 
 def _progress(path: Path) -> str | None:
@@ -252,5 +275,8 @@ def _report(path: Path) -> Mapping[str, Any] | None:
 
 def _write(path: Path, text: str) -> None:
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # otherwise the file may be empty after a loss of power
     temporary.replace(path)

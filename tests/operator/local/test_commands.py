@@ -338,3 +338,8 @@ def test_names_of_resources_and_runs_complete(done, tmp_path):
     assert (sink, run[:5]) == ("load", "load-")
     assert completed("run", state=tmp_path / "none") == []
     assert not (tmp_path / "none").exists()
+    (done.state / "objects" / "SparkSink" / "load.json").unlink()
+    (
+        done.state / "objects" / "SparkSink" / "load.json"
+    ).mkdir()  # a file that this user cannot read, even if it is root
+    assert completed("run") == []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from persist_engine.base.env import SystemEnv
+from persist_engine.base.errors import CorruptData
 from persist_operator.local.processes import KILLED, Processes
 
 GO_ON = "import time\nwhile True: time.sleep(0.05)"
@@ -48,6 +49,29 @@ def test_a_child_leaves_its_exit_code_report_and_log(processes, wait_until):
     assert child.owner == "SparkSink/a"
     assert child.labels == {"kind": "driver"}
     assert child.ended_ms >= child.started_ms
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"owner": "SparkSink/a"}', "null"])
+def test_regression_a_file_that_holds_no_record_is_named(processes, wait_until, text):
+    """A loss of power can leave a file empty. No command of the folder worked then, and each called it a bug of persist."""
+    start(processes, "")
+    ended(processes, wait_until)
+    path = processes.folder("one") / "child.json"
+    path.write_text(text)
+    with pytest.raises(CorruptData, match=f"child.json holds no record of a run: .* remove the folder {path.parent}"):
+        processes.every()
+    path.unlink()
+    assert processes.every() == []
+
+
+@pytest.mark.parametrize("text", ["", "x"])
+def test_regression_an_exit_code_that_cannot_be_read_is_that_of_a_killed_child(processes, wait_until, text):
+    start(processes, "")
+    ended(processes, wait_until)
+    for name in ("exit", "pid"):
+        (processes.folder("one") / name).write_text(text)
+    wait_until(lambda: processes.get("one").exit_code == KILLED, "the supervisor is gone too")
+    processes.stop(["one"], grace_s=0)
 
 
 def test_a_name_is_started_once(processes, wait_until, tmp_path):
