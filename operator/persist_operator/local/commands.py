@@ -204,7 +204,7 @@ def run(
                 objects, Processes(state, env), settings, env, console, credentials=credentials, sinks=frozenset({name})
             )
     except Busy as error:
-        due.ask(objects, document, now_ms=env.now_ms())
+        due.ask(objects, document, now_ms=env.now_ms(), is_another=True)
         holder = str(error).partition(";")[0]
         console.print(f"sparksink/{name}: a run is requested; {holder} and runs it", highlight=False, soft_wrap=True)
         return

@@ -23,9 +23,11 @@ from persist_operator.plan.actions import Plan
 _RESTART = "restart"
 
 
-def ask(objects: Objects, document: Mapping[str, Any], *, now_ms: int) -> None:
-    """Request another run of the sink, due or not. No effect while an attempt is under way."""
-    if not _known(document).is_under_way:
+def ask(objects: Objects, document: Mapping[str, Any], *, now_ms: int, is_another: bool = False) -> None:
+    """Request a run of the sink, due or not. While an attempt is under way, that attempt is the run, unless the run `is_another`: the
+    attempt may have read the input before it changed.
+    """
+    if is_another or not _known(document).is_under_way:
         objects.annotate("SparkSink", document["metadata"]["name"], f"{names.REQUEST_PREFIX}{_RESTART}", str(now_ms))
 
 
@@ -56,8 +58,8 @@ class Ticks:
     """By sink: the number of the last run that had ended when this `up` began."""
 
     def is_over(self, document: Mapping[str, Any]) -> bool:
-        """Whether the sink has had its run in this `up`."""
-        return self._has_run(document) and _known(document).run.state != "Running"
+        """Whether the sink has had its run in this `up`, and no other run is requested."""
+        return self._has_run(document) and _known(document).run.state != "Running" and not _is_asked(document)
 
     def shown(self, document: Document, *, now_ms: int) -> Document:
         """The sink in the form that the planner gets: with a due tick, or without one."""
@@ -90,9 +92,13 @@ class Ticks:
         known = _known(document)
         if self.watch or known.run != RunState() or known.is_under_way:
             return False
-        token = names.request_token(document["metadata"].get("annotations") or {}, _RESTART)
-        is_asked = bool(token) and (known.last_handled_requests or {}).get("restart") != token
-        return not is_asked  # the planner opens the run of a request
+        return not _is_asked(document)  # the planner opens the run of a request
+
+
+def _is_asked(document: Mapping[str, Any]) -> bool:
+    """Whether a run is requested that the planner has not opened yet."""
+    token = names.request_token(document["metadata"].get("annotations") or {}, _RESTART)
+    return bool(token) and (_known(document).last_handled_requests or {}).get(_RESTART) != token
 
 
 def _known(document: Mapping[str, Any]) -> SinkStatus:

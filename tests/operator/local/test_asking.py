@@ -103,6 +103,37 @@ def test_run_beside_another_runner_leaves_the_request_to_it(house):
     assert "persistshard.io/request-restart" in house.objects.get("SparkSink", "load")["metadata"]["annotations"]
 
 
+@pytest.mark.slow
+def test_regression_a_run_beside_an_attempt_is_another_run(house):
+    """The attempt may have read the input before it changed. The request was dropped, although the answer was that a run is requested."""
+    from persist_operator.local.runner import runner_lock
+
+    house.apply(house.shard(), house.sink())
+    driver = {"podName": "load-x-1", "phase": "Running", "startTime": to_text(house.env.now_ms())}
+    house.objects.set_status("SparkSink", "load", {"attempt": 1, "run": {"state": "Running"}, "driver": driver})
+    with runner_lock(house.state):
+        house.local("run", "load")
+    assert "persistshard.io/request-restart" in house.objects.get("SparkSink", "load")["metadata"]["annotations"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["Scheduled", "Streaming"])
+def test_regression_an_up_does_not_end_before_a_run_that_was_requested_of_it(house, mode):
+    """A Scheduled or Streaming sink runs once in an `up`. A request for another run was left to the next `up`, against what `run` says."""
+    load = scheduled(house) if mode == "Scheduled" else house.sink(mode=mode)
+    asked = []
+
+    def on_note(owner, note):
+        if note.reason == "RunSucceeded" and owner == "SparkSink/load" and not asked:
+            asked.append(note)
+            due.ask(house.objects, house.objects.get("SparkSink", "load"), now_ms=house.env.now_ms(), is_another=True)
+
+    house.on_note = on_note
+    assert house.run(house.shard(), load, house.shard("others"), house.sink("slow", shard="others"), drivers=1) == []
+    assert attempts_of(house) == ["Succeeded", "Succeeded"]
+    assert house.rows() == 2
+
+
 def test_a_failed_sink_is_mended_when_its_input_is_newer(house):
     data = house.folder / "in.csv"
     data.write_text("id\nx\n")
