@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,9 +15,11 @@ import pytest
 from envelope_run import Target
 from persist_spark import sink
 from persist_spark.envelopes import corrected, persisted, sketch
+from persist_spark.failures import classify
 from persist_spark.partitions import blob_at
 from persist_spark.report import SinkReport
 from persist_spark.spec import Envelope, EnvelopeType, Input, Write
+from pyspark.errors import PythonException
 
 MIRROR = Envelope(type=EnvelopeType.MIRROR)
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -165,3 +168,24 @@ def test_a_run_starts_over_when_executors_take_its_copy_of_the_corrections_with_
     assert len(lost) == sink.LOST_COPIES_MAX
     assert all(lost), "each round had a copy to lose"
     assert contents(target) == counted(changed)
+
+
+@pytest.mark.parametrize("tasks", [1, 2], ids=["one task", "two tasks"])
+@pytest.mark.parametrize("field", ["key.k.z", "val.p.x", "val.p.q.y"])
+def test_a_null_in_a_not_null_field_of_a_struct_is_refused_by_name(make_target, tasks, field):
+    """However many tasks make the corrections. The JVM, which copies them, would only say that a value is null."""
+    target = make_target("k STRUCT<z: INT NOT NULL>", "p STRUCT<x: INT NOT NULL, q: STRUCT<y: STRING NOT NULL>>")
+    columns = "k STRUCT<z: INT>, p STRUCT<x: INT, q: STRUCT<y: STRING>>"
+    write = Write(parallelism=tasks)
+    rows = [{"k": {"z": one}, "p": {"x": one, "q": {"y": "a"}} if one % 2 else None} for one in range(8)]
+    target.run(rows, columns, MIRROR, write=write)
+    target.run([*rows[1:], {"k": {"z": 8}, "p": {"x": 8, "q": None}}], columns, MIRROR, write=write)
+    before = target.state()
+    _, *above, last = field.split(".")
+    bad = {"k": {"z": 9}, "p": {"x": 9, "q": {"y": "b"}}}
+    reduce(lambda within, name: within[name], above, bad)[last] = None
+    with pytest.raises(PythonException) as refused:
+        target.run([*rows[1:], bad], columns, MIRROR, write=write)
+    failure = classify(refused.value)
+    assert (failure.exit_code, failure.message) == (72, f"{field} is NOT NULL and null in 1 rows")
+    assert target.state() == before

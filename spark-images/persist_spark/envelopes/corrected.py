@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 from persist_engine import consolidate
+from persist_engine.rows.ingest import normalise
 from persist_engine.rows.schema import Schema
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
@@ -126,11 +127,13 @@ class MakeCorrections:
             made = size_bytes = 0
             rows = (counter.counted(batch) for batch in batches)
             for chunk in hash_chunks(rows, chunk_rows=CHUNK_ROWS, chunk_bytes=CHUNK_BYTES):
-                updates = consolidate(updates_of(chunk, self.task))
-                made, size_bytes = made + updates.num_rows, size_bytes + updates.nbytes
-                for batch in updates.to_batches(max_chunksize=RECORD_ROWS):
-                    columns = {**flat_columns(batch.column("key"), batch.column("val")), DIFF: batch.column("diff")}
-                    yield _with_counts(columns, batch.num_rows, None)
+                # SUBTLE: `normalise` refuses nulls in NOT NULL fields, as the builder does. The JVM gets the rows next. It fails at such a
+                # null within a struct, and does not name the field.
+                for updates in normalise(consolidate(updates_of(chunk, self.task)), schema):
+                    made, size_bytes = made + updates.num_rows, size_bytes + updates.nbytes
+                    for batch in updates.to_batches(max_chunksize=RECORD_ROWS):
+                        columns = {**flat_columns(batch.column("key"), batch.column("val")), DIFF: batch.column("diff")}
+                        yield _with_counts(columns, batch.num_rows, None)
             empty = flat_columns(pa.nulls(1, schema.key_type), pa.nulls(1, schema.val_type))
             counts = (counter.rows, counter.errors, *counter.sums, made, size_bytes)
             yield _with_counts({**empty, DIFF: pa.nulls(1, pa.int64())}, 1, counts)
