@@ -14,6 +14,7 @@ from persist_engine.base.env import SystemEnv
 from persist_engine.base.settings import MIB
 from persist_engine.base.wording import is_instant
 from persist_spark import frames, session, sink
+from persist_spark.envelopes import corrected
 from persist_spark.report import Log
 from persist_spark.spec import Envelope, EnvelopeType, Input, SinkSpec, Write
 from persist_spark.table.attempt import minted_at
@@ -197,11 +198,15 @@ def test_a_run_with_parts_smaller_than_configured_logs_it_once(writes):
     assert "smaller_parts" not in {line["event"] for line in writes.log}
 
 
-def test_without_adaptive_execution_shuffle_partitions_is_the_number_of_tasks(writes, conf, by_ranges):
+def test_without_adaptive_execution_shuffle_partitions_is_the_number_of_tasks(writes, conf, by_ranges, monkeypatch):
     conf("spark.sql.adaptive.enabled", "false")
     writes.run(writes.input(ROWS.format(1000)), APPEND)
     assert writes.batches == 2  # spark.sql.shuffle.partitions of this session
     writes.run(writes.input(ROWS.format(2000)), MIRROR)
+    assert writes.batches == 1, "few corrections"
+    for module in (frames, corrected):
+        monkeypatch.setattr(module, "SMALL_TASK_BYTES", 0)
+    writes.run(writes.input(ROWS.format(3000)), MIRROR)
     assert writes.batches == 2
 
 
