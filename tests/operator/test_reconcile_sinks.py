@@ -308,6 +308,21 @@ def test_a_driver_that_is_asked_to_stop_keeps_its_pod_until_it_is_cleaned_up(sto
     assert world.cluster.get(POD, "team", name) is None
 
 
+def test_the_log_of_a_batch_run_that_was_stopped_is_not_read(stoppable):
+    """Its pod stays, and its end is no failure. Each reconcile would read the log from the kubelet."""
+    world = stoppable
+    world.cluster.edit(SPARK_SINK, "team", "load", lambda one: one["spec"].update(cleanup={"retainDriver": "Always"}))
+    name = suspend(world)
+    world.go(SINK, 1)
+    report = {"type": "Sink", "outcome": "Failed", "message": "stopped by SIGTERM; the run was not finished"}
+    world.pod_phase(name, "Failed", exitCode=1, message=json.dumps(report))
+    requests = world.cluster.record()
+    status = world.go(SINK, 3)
+    assert status["history"][0]["message"].endswith("the run was not finished")
+    assert world.cluster.get(POD, "team", name) is not None
+    assert [request for request in requests if request.verb == "logs"] == []
+
+
 def test_a_driver_that_refuses_the_stop_is_deleted_at_once(stoppable):
     world = stoppable
     world.stops.accepts = False

@@ -21,6 +21,7 @@ from persist_operator.api.schema_check import load_schemas
 from persist_operator.api.shard import InlineLocation, Shard, StorageRefused, StoreLocation
 from persist_operator.api.shard_status import ShardStatus
 from persist_operator.api.sink import Sink
+from persist_operator.api.sink_status import UNDER_WAY
 from persist_operator.bridge import Bridge
 from persist_operator.cluster.informed import Informed
 from persist_operator.cluster.port import CONFIG_MAP, JOB, PERSIST_SHARD, POD, SPARK_SINK, ApiError, Cluster
@@ -338,8 +339,10 @@ def _owned(uid: str) -> dict[str, str]:
 
 
 def _is_news(sink: Sink, run: Run) -> bool:
-    """Whether the plan will record the failure of `run`. The status already has the failures of earlier attempts."""
+    """Whether the plan will record the failure of `run`. The status already has the failures of earlier attempts, and that of a driver whose
+    stop was planned is none.
+    """
     status = sink.known
-    known = {status.driver.pod_name, status.rollout.driver.pod_name}
+    known = {one.pod_name for one in (status.driver, status.rollout.driver) if one.phase in UNDER_WAY}
     newest = run.name in known or run.attempt > max(status.attempt or 0, status.rollout.attempt or 0)
     return newest and status.last_failure.pod_name != run.name
