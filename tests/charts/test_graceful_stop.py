@@ -74,6 +74,7 @@ def test_without_it_nothing_is_left_of_it(template: Callable[..., list[Manifest]
     "values",
     [
         {"gracefulStop": {"port": 7078}},
+        {"gracefulStop": {"port": 4040}},
         {"gracefulStop": {"port": 80}},
         {"gracefulStop": {"on": True}},
         {"gracefulStop": {"port": 9464}, "metrics": {"podMonitor": {"enabled": True}}},

@@ -343,7 +343,7 @@ def test_a_stream_that_is_asked_to_stop_ends_by_itself_and_its_pod_stays_with_it
     def has_key() -> bool:
         program = "import pathlib; print(len(pathlib.Path('/var/run/secrets/persist/stop/key').read_bytes()))"
         operator = cluster.operator_pod()["metadata"]["name"]
-        words = ("exec", operator, "--", "python", "-c", program)
+        words = ("exec", operator, "--", "python3", "-c", program)
         return bool(cluster.kubectl(*words, namespace=OPERATOR_NAMESPACE, check=False).strip() == "32")
 
     cluster.wait("the key in the operator's pod", has_key, timeout_s=180, namespace=OPERATOR_NAMESPACE)

@@ -339,8 +339,8 @@ def _owned(uid: str) -> dict[str, str]:
 
 
 def _is_news(sink: Sink, run: Run) -> bool:
-    """Whether the plan will record the failure of `run`. The status already has the failures of earlier attempts, and that of a driver whose
-    stop was planned is none.
+    """Whether the plan will record the failure of `run`. The status already has the failures of earlier attempts. If the stop of
+    a driver was planned, its end is no failure.
     """
     status = sink.known
     known = {one.pod_name for one in (status.driver, status.rollout.driver) if one.phase in UNDER_WAY}
