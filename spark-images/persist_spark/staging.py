@@ -46,7 +46,7 @@ from persist_spark.report import Log
 from persist_spark.resume.earlier import added, earlier_batches, kept_of, sums_of
 from persist_spark.resume.key_ranges import has_ranges
 from persist_spark.resume.noting import JOB_BYTES, Noted
-from persist_spark.session import READING_SHARE, executor_memory, shuffled_by_bytes
+from persist_spark.session import READING_SHARE, executor_memory, planned_once, shuffled_by_bytes
 from persist_spark.spec import ConfigurationError, Envelope, EnvelopeType, OnError, SinkSpec
 
 #: A frame of fewer bytes is staged without notes. It has so few tasks that all of them would be running when their driver is killed.
@@ -245,7 +245,13 @@ class Staging:
         self.spark.sparkContext.setJobDescription(f"{self.spec.sink_id}: compare with the last run")
         # The sums of a sketch are a digest too. They take longer than a digest alone, but if rows have changed, `stage` needs them.
         self.desired = self._desired_sums(rows, newer_than=since)
-        wanted = scanned(rows, self.schema) if self.desired is None else self.desired.wanted
+        if self.desired is None:
+            # The files of an input without SQL need no shuffle. The query of a user may need any.
+            is_plain = self.spec.input.python is None and self.spec.input.sql is None
+            with planned_once(self.spark) if is_plain else nullcontext():
+                wanted = scanned(rows, self.schema)
+        else:
+            wanted = self.desired.wanted
         if wanted is None or wanted.digest(self.schema) != digest:
             return None
         self._refuse_empty(wanted.rows)

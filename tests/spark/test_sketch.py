@@ -1,6 +1,7 @@
 """A Mirror of large files: a sketch finds the rows that may differ, and only they are exchanged. The shard then holds the input's rows."""
 
 import json
+import os
 import random
 from collections import Counter
 from dataclasses import replace
@@ -170,10 +171,11 @@ class Files:
         for number, table in enumerate(tables):
             put(table, self.folder / f"{number}.parquet")
 
-    def run(self, envelope: Envelope = MIRROR) -> SinkReport:
+    def run(self, envelope: Envelope = MIRROR, sql: str | None = None) -> SinkReport:
         self.runs += 1
         spec = self.target.spec([], "id BIGINT", envelope, write=Write(parallelism=None), run_id=f"f-{self.runs}")
-        spec = replace(spec, input=Input(format="parquet", options={"path": str(self.folder)}, allow_empty=True))
+        options = {"path": str(self.folder)}
+        spec = replace(spec, input=Input(format="parquet", options=options, sql=sql, allow_empty=True))
         log = Log(self.target.lines, SystemEnv())
         self.target.lines.seek(0)
         self.target.lines.truncate()
@@ -253,6 +255,27 @@ def test_the_shard_holds_the_rows_of_the_files_after_each_of_many_small_changes(
             rows.pop(rng.randrange(len(rows)))
         rows += random_rows(rng, 5) + rng.sample(rows, 5)
         rng.shuffle(rows)
+
+
+@pytest.mark.parametrize("sql", [None, "select * from input where id is not null"], ids=["files", "query"])
+def test_an_unchanged_mirror_of_files_is_planned_once(files, monkeypatch, sql):
+    """The query of a user may shuffle as many rows as it likes, so Spark plans it again."""
+    files.put(pa.Table.from_pylist([{"id": number} for number in range(100)], TYPE))
+    files.run(sql=sql)
+    scanned, seen = staging.scanned, []
+
+    def noted(rows, schema):
+        wanted = scanned(rows, schema)
+        seen.append(rows.sparkSession.conf.get("spark.sql.adaptive.enabled", "true"))
+        return wanted
+
+    monkeypatch.setattr(staging, "scanned", noted)
+    # The input is older than the shard, so that no sketch is made of it.
+    for file in files.folder.iterdir():
+        os.utime(file, (1, 1))
+    assert files.run(sql=sql).rows_read == 100
+    assert files.event("unchanged") is not None
+    assert seen == ["false" if sql is None else "true"]
 
 
 def test_a_mirror_with_no_digest_and_no_difference_writes_nothing(files):

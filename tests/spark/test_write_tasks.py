@@ -281,3 +281,21 @@ def test_writes_of_spark_have_the_times_of_the_tables_clock(tmp_path, clock):
                 minted = minted_at(writer, writer.fetch_recent_upper(), Antichain.minimum(), reads_back=False)
             assert is_instant(minted.time) if clock == "ms" else minted.time == expected
             table.append([{"id": expected}])
+
+
+@pytest.mark.parametrize("earlier", [None, "true", "false"])
+def test_a_query_is_planned_once_within_the_block_alone(writes, conf, earlier):
+    name = "spark.sql.adaptive.enabled"
+    if earlier is not None:
+        conf(name, earlier)
+
+    def is_planned_again():
+        plan = writes.spark.range(10).groupBy().count()._jdf.queryExecution().executedPlan()
+        return str(plan.nodeName()).startswith("Adaptive")
+
+    with session.planned_once(writes.spark):
+        assert not is_planned_again()
+    with pytest.raises(ZeroDivisionError), session.planned_once(writes.spark):
+        raise ZeroDivisionError
+    assert writes.spark.conf.get(name, None) == earlier
+    assert is_planned_again() is (earlier != "false")

@@ -105,7 +105,11 @@ def buckets_of(desired: DataFrame, *, newer_than: int | None = None) -> int | No
     """The number of buckets for a sketch of `desired`. Returns None when a sketch is not worth a second reading, because the input is small
     or needs more than columnar files, filters and expressions, or because no file was modified after `newer_than` (ms; None: whenever).
     """
-    plan = desired._jdf.queryExecution().optimizedPlan()
+    execution = desired._jdf.queryExecution()
+    # Before Spark optimizes the plan, which takes longer than looking at the files.
+    if newer_than is not None and _are_older(execution.analyzed().collectLeaves(), newer_than):
+        return None
+    plan = execution.optimizedPlan()
     size_bytes = planned_bytes(desired)
     if size_bytes is None or size_bytes < SKETCHED_BYTES or not node_names(plan) <= _CHEAP_NODES:
         return None
@@ -113,9 +117,17 @@ def buckets_of(desired: DataFrame, *, newer_than: int | None = None) -> int | No
     relations = [leaves.apply(index).relation() for index in range(leaves.size())]
     if not all(str(relation) in _CHEAP_FORMATS for relation in relations):
         return None
-    if newer_than is not None and not any(_is_newer(relation, newer_than) for relation in relations):
-        return None
     return min(BUCKETS_MAX, max(BUCKETS_MIN, 1 << (size_bytes // _BUCKET_BYTES).bit_length()))
+
+
+def _are_older(leaves: Any, time_ms: int) -> bool:
+    """Whether the JVM's `leaves` are all columnar files, none of which was modified after `time_ms`."""
+    return all(
+        str(leaf.nodeName()) in _CHEAP_NODES
+        and str(leaf.relation()) in _CHEAP_FORMATS
+        and not _is_newer(leaf.relation(), time_ms)
+        for leaf in (leaves.apply(index) for index in range(leaves.size()))
+    )
 
 
 def _is_newer(relation: Any, time_ms: int) -> bool:
