@@ -26,8 +26,6 @@ from prometheus_client import CollectorRegistry
 
 pytestmark = pytest.mark.s3
 PATIENCE_S = 60.0
-#: Nothing here takes as long, unless it is made to.
-BASE_S = 3.0
 #: At the proxy's pace the first line of an answer takes longer.
 SHORT = CallLimits(base_s=0.5, bytes_per_s=1 << 30, threads_max=4)
 
@@ -114,7 +112,12 @@ def test_threads_that_hang_are_bounded_and_then_nothing_is_sent(s3, proxy):
             blob.set("never", b"x")
         assert proxy.exchanges == exchanges
     wait_until(lambda: not any(thread.name == "persist-get" for thread in threading.enumerate()))
-    assert blob.get("never") is None
+
+    def is_answered():
+        with contextlib.suppress(Indeterminate):  # a busy machine may take longer for an answer than this client waits
+            return blob.get("never") is None
+
+    wait_until(is_answered)
     blob.close()
 
 
@@ -125,10 +128,13 @@ def deadlines(**limits):
 
 def test_bytes_give_a_call_more_time():
     """Spec 4.3."""
-    never = threading.Event()
+    is_over = threading.Event()
+
+    def rests_for_ever(_):
+        is_over.wait(PATIENCE_S)
 
     def rests(_):
-        never.wait(0.5)
+        is_over.wait(0.5)
         return "whole"
 
     def rests_and_says_so(allowance):
@@ -136,9 +142,10 @@ def test_bytes_give_a_call_more_time():
         return rests(allowance)
 
     with pytest.raises(LeftBehind):
-        deadlines().run("get", rests)
+        deadlines().run("get", rests_for_ever)
     assert deadlines().run("set", rests, byte_count=60) == "whole"
     assert deadlines().run("get", rests_and_says_so) == "whole"
+    is_over.set()
 
 
 def test_calls_one_after_the_other_share_a_thread_and_calls_at_once_do_not():
@@ -178,7 +185,7 @@ def test_calls_while_threads_end_are_all_answered(monkeypatch):
 
 
 def test_what_a_call_raises_is_raised_and_its_thread_is_free_again():
-    bounded = deadlines(threads_max=1, base_s=BASE_S)
+    bounded = deadlines(threads_max=1, base_s=PATIENCE_S)
 
     def fails(_):
         raise TimeoutError("of its own")
@@ -241,7 +248,7 @@ def test_regression_an_error_lets_go_of_the_bytes_of_its_call_when_it_is_dropped
             bounded.run("put", put)
         return weakref.ref(body)
 
-    bounded = deadlines(threads_max=1, base_s=BASE_S)
+    bounded = deadlines(threads_max=1, base_s=PATIENCE_S)
     bounded.run("get", lambda _: None)
     gc.disable()
     try:
@@ -275,7 +282,7 @@ from persist_engine.base.metrics import NoMetrics
 from persist_engine.storage.s3 import deadlines
 from persist_engine.storage.s3.deadlines import CallLimits, Deadlines
 
-made = Deadlines(CallLimits(5.0, 1 << 20, 4), address="s3://bucket", env=SystemEnv(), metrics=NoMetrics())
+made = Deadlines(CallLimits(60.0, 1 << 20, 4), address="s3://bucket", env=SystemEnv(), metrics=NoMetrics())
 made.run("get", lambda _: None)
 child = os.fork()
 if child:

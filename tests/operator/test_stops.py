@@ -134,7 +134,7 @@ def test_a_driver_that_answers_for_ever_holds_no_worker(stops, answer):
     began = time.monotonic()
     accepted, _ = asked(stops, answer)
     assert not accepted
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_a_driver_that_takes_no_connection_in_time_is_not_asked(stops):

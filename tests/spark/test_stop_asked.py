@@ -199,7 +199,9 @@ def test_a_client_that_sends_a_byte_at_a_time_is_cut_off(driver, monkeypatch):
     assert driver.ask(**ALLOWED)[0] == 202
 
 
-def test_the_end_of_a_run_waits_for_no_client_and_frees_the_port(driver):
+def test_the_end_of_a_run_waits_for_no_client_and_frees_the_port(driver, monkeypatch):
+    for owner, name in ((stop_asked, "REQUEST_S"), (stop_asked._Request, "timeout")):
+        monkeypatch.setattr(owner, name, 600)
     log = Log(io.StringIO(), SystemEnv())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -208,7 +210,7 @@ def test_the_end_of_a_run_waits_for_no_client_and_frees_the_port(driver):
         client = socket.create_connection(("127.0.0.1", port))
         client.send(b"POST ")
         began = time.monotonic()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60
     client.close()
     with stop_served(StopPort(port, DIGEST), log):
         client = socket.create_connection(("127.0.0.1", port))

@@ -123,7 +123,7 @@ def test_a_watch_ends_in_time(user, server, shard_resource):
     env = SystemEnv()
     began_s = env.monotonic_s()
     assert all(user.follow(PERSIST_SHARD, "team", "flights", until_s=began_s + 0.3))
-    assert 0.3 <= env.monotonic_s() - began_s < 10
+    assert 0.3 <= env.monotonic_s() - began_s < 60
 
 
 def test_what_was_refused_for_good_is_not_repeated(user, server, shard_resource):
