@@ -418,6 +418,28 @@ def test_files_that_are_gone_at_the_second_reading(files, monkeypatch):
     assert rows_of(files.target) == as_counted(ids({7: -1}).slice(0, 100))
 
 
+def test_a_partitioned_table_of_a_catalog(files, local_spark: SparkSession):
+    """Spark lists its files only while it optimizes a query. Each run after the first failed, because it looked for them earlier."""
+    files.put(ids({}))
+    folder = files.target.folder / "table"
+    local_spark.sql(
+        f"CREATE TABLE mirrored (id BIGINT, name STRING, part INT) USING parquet PARTITIONED BY (part) LOCATION '{folder}'"
+    )
+    try:
+        for last, unchanged in ((7, False), (7, True), (8, False)):
+            local_spark.sql(
+                f"INSERT OVERWRITE mirrored SELECT id, 'a', CAST(id % 2 AS INT) FROM range(100) UNION ALL SELECT {last}, 'b', 1"
+            )
+            files.run(
+                sql="SELECT id, name, CAST(part AS DOUBLE) AS score, CAST(NULL AS STRUCT<x: INT, y: STRING>) AS at FROM mirrored"
+            )
+            assert (files.event("unchanged") is not None) == unchanged
+            rows = [[each, "a", each % 2 + 0.0, None] for each in range(100)] + [[last, "b", 1.0, None]]
+            assert rows_of(files.target) == Counter(map(repr, rows))
+    finally:
+        local_spark.sql("DROP TABLE mirrored")
+
+
 def test_a_sketch_is_made_of_large_files_of_columns_alone(local_spark: SparkSession, tmp_path, monkeypatch):
     spark, path = local_spark, str(tmp_path / "in")
     spark.range(1000).selectExpr("id", "id % 7 as a").write.parquet(path)

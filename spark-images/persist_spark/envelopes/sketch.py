@@ -25,6 +25,8 @@ import pyarrow as pa
 from persist_engine import holds_errors
 from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
+from py4j.java_gateway import is_instance_of
+from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 
@@ -50,8 +52,9 @@ SKETCHED_BYTES = 8 * MIB
 #: Inputs that are cheap to read twice: columnar files, with filters and expressions that Spark itself evaluates.
 _CHEAP_NODES = frozenset({"LogicalRelation", "Project", "Filter", "Union"})
 _CHEAP_FORMATS = frozenset({"parquet", "orc"})
-#: The number of files whose times are looked at.
+#: The number of files whose times are looked at, and the class of Spark's lists of files that have these times.
 _FILES_MAX = 256
+_LISTED = "org.apache.spark.sql.execution.datasources.PartitioningAwareFileIndex"
 #: The bytes of the sum of a bucket, and the most bytes of all tasks that the driver adds up itself.
 _SUM_BYTES, _COLLECTED_BYTES_MAX = 8, 32 * MIB
 #: A task returns its sums in this number of pieces. Each task that adds them up takes some pieces.
@@ -131,8 +134,13 @@ def _are_older(leaves: Any, time_ms: int) -> bool:
 
 
 def _is_newer(relation: Any, time_ms: int) -> bool:
-    """Whether a file of the JVM's `relation` was modified after `time_ms`. Of very many files it looks at some."""
-    files = relation.location().allFiles()
+    """Whether a file of the JVM's `relation` was modified after `time_ms`. Of very many files it looks at some. A partitioned table of a
+    catalog lists its files only while Spark optimizes a query, so this answers that one may be newer.
+    """
+    location = relation.location()
+    if not is_instance_of(SparkContext._gateway, location, _LISTED):
+        return True
+    files = location.allFiles()
     count = min(files.size(), _FILES_MAX)
     return any(files.apply(index).getModificationTime() > time_ms for index in range(count))
 
