@@ -191,6 +191,8 @@ def ordering(column: Column, source: T.DataType, name: str) -> Column:
 
 def unfit(name: str, source: T.DataType, target: T.DataType) -> str | None:
     """The reason why column `name` of type `source` cannot be stored as `target` without loss. None when it can be."""
+    if isinstance(source, T.NullType):  # a column of nulls fits any type
+        return None
     if isinstance(target, T.StructType):
         if not isinstance(source, T.StructType):
             return f"{name} is {source.simpleString()}, must be {target.simpleString()}"
@@ -216,7 +218,7 @@ def _lossless(source: T.DataType, target: T.DataType) -> bool:
     """Whether every value of `source` is exactly one value of `target`. Time zones are never guessed: timestamps with and without a zone do
     not convert into each other.
     """
-    if isinstance(source, T.NullType) or (type(source) is type(target) and not isinstance(source, T.DecimalType)):
+    if type(source) is type(target) and not isinstance(source, T.DecimalType):
         return True
     if isinstance(source, T.ArrayType | T.MapType):
         return False
@@ -250,7 +252,7 @@ def converted(column: Column, source: T.DataType, target: T.DataType) -> Column:
         return F.transform_values(column, lambda _, each: converted(each, source.valueType, target.valueType)).cast(
             target
         )
-    if not isinstance(target, T.StructType):
+    if not isinstance(target, T.StructType) or isinstance(source, T.NullType):
         return column if source == target else column.cast(target)  # a cast takes six calls of the JVM
     ours = {f.name: f.dataType for f in source.fields}
     children = [converted(column.getField(f.name), ours[f.name], f.dataType).alias(f.name) for f in target.fields]

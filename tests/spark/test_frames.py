@@ -86,6 +86,7 @@ BYTE, SHORT, INT, LONG, FLOAT, DOUBLE, STRING = (
     T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.FloatType(), T.DoubleType(), T.StringType()
 )  # fmt: skip
 NTZ, LTZ, DATE = T.TimestampNTZType(), T.TimestampType(), T.DateType()
+POINT = T.StructType([T.StructField("x", INT)])
 
 
 @pytest.mark.parametrize(
@@ -99,11 +100,19 @@ NTZ, LTZ, DATE = T.TimestampNTZType(), T.TimestampType(), T.DateType()
         (INT, T.DecimalType(10, 0), True), (INT, T.DecimalType(11, 2), False), (LONG, T.DecimalType(19, 0), True),
         (DATE, NTZ, True), (DATE, LTZ, False), (NTZ, LTZ, False), (LTZ, NTZ, False), (LTZ, DATE, False),
         (T.NullType(), INT, True), (INT, STRING, False), (STRING, T.BinaryType(), False), (T.VarcharType(3), STRING, True),
-        (T.ArrayType(INT), STRING, False),
+        (T.ArrayType(INT), STRING, False), (T.NullType(), POINT, True), (T.ArrayType(T.NullType()), T.ArrayType(POINT), True),
     ],
 )  # fmt: skip
 def test_only_casts_without_loss_are_made(source, target, fits):
     assert (frames.unfit("c", source, target) is None) == fits
+
+
+def test_a_column_of_nulls_fits_every_type(spark):
+    """It fitted all types but structs."""
+    schema = Schema.from_ddl("id BIGINT", "p STRUCT<x: INT>, q ARRAY<STRUCT<x: INT>>, m MAP<STRING, STRUCT<x: INT>>")
+    flat = frames.to_flat(spark.sql("select 1L as id, null as p, array(null) as q, null as m"), schema)
+    assert flat.schema["v0"].dataType == frames.fields_of(schema)[1].type
+    assert flat.collect() == [(1, None, [None], None)]
 
 
 def test_fields_of_structs_are_matched_by_name_and_null_structs_stay_null(spark):
