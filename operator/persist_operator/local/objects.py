@@ -89,9 +89,11 @@ class Objects:
         return _read(self._path(kind, name))
 
     def every(self, kind: str) -> Iterator[Document]:
-        """All resources of a kind, by name. One that another process removes meanwhile may be left out."""
-        for path in sorted((self._root / kind).glob("*.json")):
-            found = _read(path)
+        """All resources of a kind, by name. One that another process removes meanwhile may be left out. Raises OSError for a folder that
+        cannot be read.
+        """
+        for path in files_in(self._root / kind):
+            found = _read(path) if path.suffix == ".json" else None
             if found is not None:
                 yield found
 
@@ -133,6 +135,14 @@ class Objects:
         _sync(temporary)
         temporary.replace(path)
         _sync(path.parent)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The entries of a folder, by name. None without a folder. Raises OSError when it cannot be read: `glob` would find nothing there."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _sync(path: Path) -> None:

@@ -25,6 +25,8 @@ from typing import Any
 from persist_engine.base.env import Env
 from persist_engine.base.errors import CorruptData
 
+from persist_operator.local.objects import files_in
+
 KILLED = 137
 _POLL_S = 0.05
 #: The longest wait for the kernel to remove a process after SIGKILL.
@@ -151,9 +153,9 @@ class Processes:
         )
 
     def every(self) -> list[Child]:
-        """All children except the retired ones, oldest first."""
+        """All children except the retired ones, oldest first. Raises OSError when the folder of children cannot be read."""
         self._own = [process for process in self._own if process.poll() is None]
-        folders = [path for path in self._root.glob("*") if (path / "child.json").exists()]
+        folders = [path for path in files_in(self._root) if (path / "child.json").exists()]
         names = [path.name for path in folders if not (path / "retired").exists()]
         found = [child for child in map(self.get, names) if child is not None]
         return sorted(found, key=lambda child: (child.started_ms, child.name))
@@ -194,7 +196,7 @@ class Processes:
 
     def forget(self, owner: str, *, grace_s: float) -> None:
         """`discard` every child of `owner`, including retired ones. Idempotent."""
-        for path in list(self._root.glob("*")):
+        for path in files_in(self._root):
             child = self.get(path.name)
             if child is not None and child.owner == owner:
                 self.discard(child.name, grace_s=grace_s)

@@ -84,6 +84,16 @@ def test_a_resource_that_is_removed_during_a_look_is_left_out(objects):
     assert [one["metadata"]["name"] for one in (first, *found)] == ["a", "c"]
 
 
+def test_a_folder_that_cannot_be_read_is_no_empty_folder(objects, tmp_path):
+    """`get` then showed no sinks, and no error."""
+    (tmp_path / "objects").mkdir()
+    folder = tmp_path / "objects" / "SparkSink"
+    folder.symlink_to(folder)  # even root cannot read it
+    with pytest.raises(OSError, match="objects/SparkSink"):
+        list(objects.every("SparkSink"))
+    assert list(objects.every("PersistShard")) == []
+
+
 def test_a_write_that_was_killed_half_way_is_invisible(objects, tmp_path):
     made, _ = objects.apply(document({"x": 1}))
     (tmp_path / "objects" / "PersistShard" / "a.tmp").write_text('{"half')

@@ -208,6 +208,17 @@ def test_children_come_in_the_order_they_were_started(processes, wait_until):
     assert [child.name for child in processes.every()] == ["b", "a"]
 
 
+def test_a_folder_that_cannot_be_read_is_no_empty_folder(tmp_path):
+    """`down` then said that nothing was running."""
+    folder = tmp_path / "children"
+    processes = Processes(tmp_path, SystemEnv())
+    assert processes.every() == []
+    folder.symlink_to(folder)  # even root cannot read it
+    for look in (processes.every, lambda: processes.forget("SparkSink/a", grace_s=0)):
+        with pytest.raises(OSError, match="children"):
+            look()
+
+
 def test_a_broken_report_is_none(processes, wait_until):
     (processes.folder("one") / "report.json").write_text("{half")
     start(processes, "")
