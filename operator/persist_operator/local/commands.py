@@ -75,7 +75,7 @@ _INTERRUPTED = 130
 
 @app.command()
 def up(
-    files: Annotated[list[Path], typer.Option("--filename", "-f", help="YAML file, or folder of them. Repeatable.")],
+    files: Annotated[list[Path], typer.Option("--filename", "-f", help="YAML file, folder, or -. Repeatable.")],
     state: State = STATE,
     *,
     config: Config = None,

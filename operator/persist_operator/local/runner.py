@@ -67,17 +67,19 @@ OnNote = Callable[[str, Note], None]
 
 
 def read_documents(paths: Sequence[Path]) -> list[Document]:
-    """All YAML documents of the files, and of the *.yaml and *.yml files in the folders (by name). Raises InvalidUsage, which names a path
-    that cannot be read, or paths without resources.
+    """All YAML documents of the files, and of the *.yaml and *.yml files in the folders (by name). The path `-` is the standard input.
+    Raises InvalidUsage, which names a path that cannot be read, or paths without resources.
     """
     files: list[Path] = []
     for path in paths:
-        if path.is_dir():
+        if path == Path("-"):
+            files.append(Path("/dev/stdin"))
+        elif path.is_dir():
             found = sorted(one for one in path.iterdir() if one.suffix in {".yaml", ".yml"})
             if not found:
                 raise InvalidUsage(f"no *.yaml or *.yml in {path}")
             files += found
-        elif path.is_file():
+        elif path.exists():
             files.append(path)
         else:
             raise InvalidUsage(f"no such file or folder: {path}")
@@ -95,7 +97,9 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
 
 
 def _loaded(text: str, file: Path) -> Iterator[Any]:
-    """The documents. Raises InvalidUsage, before it makes the document, if aliases repeat too many values."""
+    """The documents. Raises InvalidUsage, before it makes the document, if aliases repeat too many values, or a mapping names a key twice.
+    PyYAML would take the last value of such a key, and `kubectl apply` refuses it.
+    """
     # This does not use the C loader, because deep nesting ends its process.
     loader = yaml.SafeLoader(text)
     while (node := loader.get_node() if loader.check_node() else None) is not None:
@@ -103,7 +107,27 @@ def _loaded(text: str, file: Path) -> Iterator[Any]:
             raise InvalidUsage(
                 f"{file}: a document has more than {_VALUES_MAX:,} values, counting those that aliases (*name) repeat: use fewer"
             )
+        for key in _doubled(node, set()):
+            raise InvalidUsage(
+                f"{file}, line {key.start_mark.line + 1}: {key.value} is named twice; remove one of the two"
+            )
         yield loader.construct_document(node)
+
+
+def _doubled(node: yaml.Node, seen: set[int]) -> Iterator[yaml.ScalarNode]:
+    """The keys within a node that their mapping has before."""
+    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        names: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in names:
+                    yield key
+                names.add(key.value)
+    for each in chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value:
+        yield from _doubled(each, seen)
 
 
 def _values_in(node: yaml.Node, known: dict[int, float]) -> float:

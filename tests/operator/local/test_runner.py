@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from persist_engine.base.errors import InvalidUsage
@@ -288,6 +289,26 @@ def test_regression_a_document_that_aliases_make_huge_is_refused(tmp_path, how):
         read_documents([file])
     file.write_text("\n".join(lines[:4]) if how != "itself" else lines[0])
     assert read_documents([file])
+
+
+@pytest.mark.parametrize("text", ["kind: A\nkind: B", "kind: A\nspec: {a: [{x: 1,\n  x: 1}]}"])
+def test_a_key_that_is_named_twice_is_refused(tmp_path, text):
+    """The last one won silently, and `kubectl apply` refuses such a document."""
+    file = tmp_path / "twice.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidUsage, match=r"twice\.yaml, line \d: (kind|x) is named twice; remove one of the two"):
+        read_documents([file])
+    file.write_text("a: &a {kind: A}\nb: {<<: *a, kind: B}\nc: {kind: *a}")
+    assert read_documents([file])[0]["b"] == {"kind": "B"}
+
+
+def test_documents_are_read_from_a_pipe(tmp_path):
+    """As in `up -f <(kustomize build)`. The message said that there is no such file."""
+    ours, theirs = os.pipe()
+    os.write(theirs, b"kind: A")
+    os.close(theirs)
+    assert read_documents([Path(f"/dev/fd/{ours}")]) == [{"kind": "A"}]
+    os.close(ours)
 
 
 def test_documents_are_read_from_files_and_folders(house, tmp_path):
