@@ -28,8 +28,8 @@ from persist_operator.bridge import Bridge
 from persist_operator.local import due, engine_commands, inputs, podless, view
 from persist_operator.local.act import LocalActor, Room, child_environ, java_problem, stop_everything
 from persist_operator.local.completion import KindName, LoggedName, OnlyName, ResourceName, SinkName, complete_kind
-from persist_operator.local.engine_commands import STATE, State, runner_settings
-from persist_operator.local.objects import KINDS, Document, Objects
+from persist_operator.local.engine_commands import State, runner_settings
+from persist_operator.local.objects import KINDS, STATE, Document, Objects
 from persist_operator.local.processes import Processes
 from persist_operator.local.runner import Busy, LocalRunner, Refused, checked, read_documents, runner_lock
 from persist_operator.local.ui import ui

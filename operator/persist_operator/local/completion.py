@@ -12,8 +12,7 @@ import typer
 from persist_engine.base.env import SystemEnv
 from persist_engine.base.errors import PersistError
 
-from persist_operator.local.engine_commands import STATE
-from persist_operator.local.objects import KINDS, Objects
+from persist_operator.local.objects import KINDS, STATE, Objects
 from persist_operator.local.processes import Processes
 from persist_operator.views import tables
 
@@ -28,6 +27,11 @@ def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
     """Resources that begin with `incomplete`: of the kind that the line names, or of both."""
     kinds = [kind for kind, words in KINDS.items() if ctx.params.get("kind") in words]
     return _begin(incomplete, lambda: _resources(ctx, *(kinds or KINDS)))
+
+
+def complete_shard(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Shards that begin with `incomplete`."""
+    return _begin(incomplete, lambda: _resources(ctx, "PersistShard"))
 
 
 def complete_sink(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -16,7 +16,8 @@ from persist_engine.base.errors import InvalidUsage
 from typer.core import TyperGroup
 
 from persist_operator.api.shard import OPERATOR_CREDENTIALS_DIR, Shard
-from persist_operator.local.objects import NAMESPACE, Document, Objects
+from persist_operator.local.completion import complete_shard
+from persist_operator.local.objects import NAMESPACE, STATE, Document, Objects
 from persist_operator.settings import (
     AllowedNamespaces,
     LoopSettings,
@@ -33,40 +34,55 @@ State = Annotated[
 ]
 Config = Annotated[Path | None, typer.Option(help="As for `up`: where the stores are, if not below --state.")]
 Credentials = Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="As for `up`.")]
-STATE = Path(".persist")
 #: A Secret of this machine is a folder that the user names with --credentials.
 _ANY_SECRET = ("*",)
+
+
+def _complete_word(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Shards, and before a command of the engine in `inspect` or `admin` also these commands."""
+    given, group = ctx.params.get("words") or (), str(ctx.command.name)
+    whats = [] if group == "read" else _commands_of(group)
+    found = [] if set(whats) & set(given) else [what for what in whats if what.startswith(incomplete)]
+    return [*found, *complete_shard(ctx, incomplete)]
+
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME", help="The shard, and what the engine's command takes.", autocompletion=_complete_word
+    ),
+]
 #: The greatest age of the numbers in a status.
 _NUMBERS_S = 1.0
 #: Commands of the engine that need no shard: they are for all shards of the stores.
 _OF_ALL_SHARDS = {"shards", "names", "usage", "verify", "orphans", "recover-store"}
 
 
-def read(ctx: typer.Context, state: State = STATE, *, config: Config = None, credentials: Credentials = None) -> None:
+def read(words: Words = None, state: State = STATE, *, config: Config = None, credentials: Credentials = None) -> None:
     """Read a shard: `persist local read NAME [OPTIONS]`, with the options of `persist read`.
 
     Example: persist local read airlines --from -1h
     """
-    _passed_on(_with_shard(["read"], ctx.args, state), state, config, credentials)
+    _passed_on(_with_shard(["read"], words or (), state), state, config, credentials)
 
 
 def inspect(
-    ctx: typer.Context, state: State = STATE, *, config: Config = None, credentials: Credentials = None
+    words: Words = None, state: State = STATE, *, config: Config = None, credentials: Credentials = None
 ) -> None:
     """Look into a shard: `persist local inspect [WHAT] NAME [OPTIONS]`; WHAT as for `persist inspect`, default `shard`.
 
     Example: persist local inspect airlines; persist local inspect batches airlines
     """
-    what, *rest = _with_what(ctx.args, "inspect", "shard")
+    what, *rest = _with_what(words or (), "inspect", "shard")
     _passed_on(_with_shard(["inspect", what], rest, state), state, config, credentials)
 
 
-def admin(ctx: typer.Context, state: State = STATE, *, config: Config = None, credentials: Credentials = None) -> None:
+def admin(words: Words = None, state: State = STATE, *, config: Config = None, credentials: Credentials = None) -> None:
     """Administer a shard: `persist local admin [WHAT] NAME [OPTIONS]`; WHAT as for `persist admin`, default `holds`.
 
     Example: persist local admin airlines; persist local admin verify airlines
     """
-    what, *rest = _with_what(ctx.args, "admin", "holds")
+    what, *rest = _with_what(words or (), "admin", "holds")
     _passed_on(_with_shard(["admin", what], rest, state), state, config, credentials)
 
 
@@ -97,17 +113,23 @@ def runner_settings(state: Path, config: Path | None) -> OperatorSettings:
     )
 
 
-def _with_what(arguments: Sequence[str], group: str, usual: str) -> list[str]:
-    """The arguments with the engine's command first; `usual` when the first argument is a name."""
+def _commands_of(group: str) -> list[str]:
+    """The engine's commands in `inspect` or `admin`."""
     from persist_engine.cli.main import parser
 
     found = parser().commands[group]
     assert isinstance(found, TyperGroup), "so has each of these"
+    return list(found.commands)
+
+
+def _with_what(arguments: Sequence[str], group: str, usual: str) -> list[str]:
+    """The arguments with the engine's command first; `usual` when the first argument is a name."""
+    found = _commands_of(group)
     if not arguments:
         raise InvalidUsage(f"name a shard: `persist local {group} NAME`; `persist local get pshard` lists them")
-    if arguments[0] in found.commands:
+    if arguments[0] in found:
         return list(arguments)
-    if len(arguments) > 1 and arguments[1] in found.commands:  # NAME WHAT is accepted too
+    if len(arguments) > 1 and arguments[1] in found:  # NAME WHAT is accepted too
         return [arguments[1], arguments[0], *arguments[2:]]
     return [usual, *arguments]
 

@@ -24,6 +24,8 @@ from persist_operator.api.names import API_VERSION
 Document = dict[str, Any]
 #: The kinds, and the words for each on a command line.
 KINDS = {"PersistShard": ("pshard", "persistshard", "persistshards"), "SparkSink": ("ssink", "sparksink", "sparksinks")}
+#: The state folder when the user names none.
+STATE = Path(".persist")
 #: The namespace of all local resources.
 NAMESPACE = "local"
 _NAME_MAX = 63

@@ -29,8 +29,8 @@ from persist_operator.console.port import (
     Viewer,
 )
 from persist_operator.console.texts import block, text
-from persist_operator.local.engine_commands import STATE, Config, Credentials, State, runner_settings
-from persist_operator.local.objects import NAMESPACE, Objects
+from persist_operator.local.engine_commands import Config, Credentials, State, runner_settings
+from persist_operator.local.objects import NAMESPACE, STATE, Objects
 from persist_operator.local.processes import Processes
 from persist_operator.settings import OperatorSettings
 

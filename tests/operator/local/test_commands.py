@@ -333,6 +333,10 @@ def test_names_of_resources_and_runs_complete(done, tmp_path):
     assert completed("get", "all") == ["load", "things"]
     assert completed("get") == ["pshard", "ssink", "runs", "all"]
     assert set(completed("request")) == set(REQUESTS)
+    assert completed("read") == completed("read", "--limit", "5") == completed("admin", "verify") == ["things"]
+    assert {"things", "shard", "batches"} <= set(completed("inspect"))
+    assert "verify" in completed("admin", "things")
+    assert completed("read", state=tmp_path / "none") == []
     assert completed("request", "restart") == ["load", "things"]
     (sink, run, *_) = completed("logs")
     assert (sink, run[:5]) == ("load", "load-")
