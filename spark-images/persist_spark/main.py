@@ -51,6 +51,7 @@ _MASTER = "-Dspark.master=k8s://executor"
 #: The same limit as in `persist maintain compact --record-days`.
 _RECORD_DAYS_MAX = 3650
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
+_STOPPED = "stopped by SIGTERM; the run was not finished"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -212,9 +213,9 @@ def run_driver(
                 report = _run(spec, env, log, meters.metrics, progress=progress, promote=promote)
     except Exception as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
         secrets = spec.secrets() if spec else ()
-        failure = classify(error, secrets=secrets)
+        failure = classify(_stop_or(error), secrets=secrets)
         Log(sys.stderr, env).event("failed", error=without_secrets("".join(format_exception(error)), secrets=secrets))
-    signal.signal(signal.SIGTERM, lambda *_: None)  # the run has ended, and a late stop must not cost its report
+    signal.signal(signal.SIGTERM, _ignore)  # the run has ended, and a late stop must not cost its report
     duration_ms = round((env.monotonic_s() - started) * 1000)
     document = meters.tally.added_to(report.to_json(duration_ms=duration_ms, failure=failure))
     write_report(document, path=report_path, stdout=sys.stdout)
@@ -270,7 +271,7 @@ def run_compact(spec: CompactionSpec, report_path: Path | None) -> int:
         finally:
             spark.stop()
     except Exception as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
-        failure = classify(error)
+        failure = classify(_stop_or(error))
         log.event("failed", error=without_secrets("".join(format_exception(error))))
         duration_ms = round((env.monotonic_s() - started) * 1000)
         report = failed_report(spec, failure.message, duration_ms=duration_ms)
@@ -279,8 +280,20 @@ def run_compact(spec: CompactionSpec, report_path: Path | None) -> int:
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    # The exception unwinds the stack, so that leases are released and Spark is stopped.
-    raise Terminated("stopped by SIGTERM; the run was not finished")
+    # The exception unwinds the stack, so that leases are released and Spark is stopped. Another signal must not disturb this.
+    signal.signal(signal.SIGTERM, _ignore)
+    raise Terminated(_STOPPED)
+
+
+def _ignore(_signal: int, _frame: FrameType | None) -> None:
+    """Handles a SIGTERM after the first."""
+
+
+def _stop_or(error: Exception) -> Exception:
+    """The error to report: a stop, if `error` followed one. During a call of the JVM, py4j takes the exception of `_terminate` for an error
+    of its connection, and raises another one that does not name it.
+    """
+    return Terminated(_STOPPED) if signal.getsignal(signal.SIGTERM) is _ignore else error
 
 
 def become_executor(environ: Mapping[str, str]) -> NoReturn:

@@ -4,11 +4,15 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 from persist_engine import Antichain, Location, PersistClient, Schema, ShardId
 from persist_kit.servers import redis_server, s3_server
+from persist_spark import sink
 from persist_spark.main import main
 from pyspark.sql import SparkSession
 from redis import Redis
@@ -96,6 +100,32 @@ def test_a_broken_input_is_a_configuration_failure_without_secrets(tmp_path, spe
     out, err = capsys.readouterr()
     assert json.loads(out) == report
     assert "hunter2" not in json.dumps(report) + err
+
+
+def test_a_stop_during_a_call_of_the_jvm_is_reported_as_a_stop(tmp_path, spec, local_spark, monkeypatch, capsys):
+    """py4j takes the exception for an error of its connection: the report had Py4JError. In this process, as above."""
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    handler, this_thread = signal.getsignal(signal.SIGTERM), threading.get_ident()
+
+    def stop() -> None:
+        while not any("py4j" in frame.filename for frame in traceback.extract_stack(sys._current_frames()[this_thread])):
+            pass
+        signal.pthread_kill(this_thread, signal.SIGTERM)
+
+    def waits(spark: SparkSession, *_: Any, **__: Any) -> None:
+        sleep = spark._jvm.java.lang.Thread.sleep
+        threading.Thread(target=stop).start()
+        sleep(60_000)
+
+    monkeypatch.setattr(sink, "run_sink", waits)
+    try:
+        assert main(arguments(tmp_path, spec)) == 1
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["outcome"], report["class"]) == ("Failed", "Application")
+    assert report["message"] == "Terminated: stopped by SIGTERM; the run was not finished"
+    capsys.readouterr()
 
 
 def test_a_function_that_shows_its_secret_arguments_shows_nothing(tmp_path, spec):
