@@ -50,6 +50,10 @@ _MALFORMED_FILE = re.compile(
     r"is not a Parquet file|PARQUET_COLUMN_DATA_TYPE_MISMATCH|Malformed ORC file|Not an Avro data file|"
     r"CSV header does not conform to the schema|Number of column in CSV header is not equal"
 )
+#: Messages of readers of columnar files for a file that does not end as its format demands, with the file.
+_NOT_WHOLE = re.compile(
+    r"^(?:\w+: )?(?:(\S.*) is not a Parquet file|(?:Malformed|Not a valid) ORC file (\S.*?)(?:\. | \())", re.MULTILINE
+)
 #: Spark's error condition for a file that it listed and that is gone when a task reads it, with the file.
 _FILE_GONE = re.compile(
     r"FAILED_READ_FILE\.FILE_NOT_EXIST\] Encountered error while reading file (.+?)\. File does not exist\."
@@ -173,6 +177,11 @@ def explained(error: BaseException) -> tuple[ExitCode, str]:
         return ExitCode.APPLICATION, (
             f"{gone[1]}: gone after the input was listed and before the file was read. Nothing of these rows was written, and the next "
             "attempt lists the input again; remove or rename files only while nothing reads them"
+        )
+    if not_whole := _NOT_WHOLE.search("\n".join(causes)):
+        return ExitCode.CONFIGURATION, (
+            f"{not_whole[1] or not_whole[2]}: the file is damaged, or still being written, or has another format than input.format.name. "
+            f"Nothing was written; mend or remove the file, and move only whole files into place: {_summary(name, text, causes)}"
         )
     remedies = [remedy for said, remedy in _REMEDIES if any(said in one for one in causes)]
     is_given = _is_spark_configuration(name, text) or _is_malformed_input(causes) or bool(remedies)

@@ -108,7 +108,9 @@ def test_a_stop_during_a_call_of_the_jvm_is_reported_as_a_stop(tmp_path, spec, l
     handler, this_thread = signal.getsignal(signal.SIGTERM), threading.get_ident()
 
     def stop() -> None:
-        while not any("py4j" in frame.filename for frame in traceback.extract_stack(sys._current_frames()[this_thread])):
+        while not any(
+            "py4j" in frame.filename for frame in traceback.extract_stack(sys._current_frames()[this_thread])
+        ):
             pass
         signal.pthread_kill(this_thread, signal.SIGTERM)
 

@@ -221,6 +221,25 @@ def test_malformed_input_is_a_configuration_failure_that_names_file_record_and_v
     assert "calling o" not in failure.message
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "file:/data/a b.parquet is not a Parquet file. Expected magic number at tail, but found [0, 40, 13, 8]",
+        "file:/data/a b.parquet is not a Parquet file (length is too low: 3)",
+        "Malformed ORC file file:/data/a b.parquet. Invalid postscript length 0",
+        "Not a valid ORC file file:/data/a b.parquet (maxFileLength= 9223372036854775807)",
+    ],
+)
+def test_a_file_that_is_not_whole_is_named_first(spark_errors, problem):
+    """The message began with Spark's error condition, and did not say that the file may still be being written."""
+    text = re.sub(r"\S+ is not a Parquet file.*", problem, spark_errors["pq"]["text"])
+    failure = classify(spark_error({**spark_errors["pq"], "text": text}))
+    assert failure.exit_code is ExitCode.CONFIGURATION
+    assert failure.message.startswith(
+        "file:/data/a b.parquet: the file is damaged, or still being written, or has another format"
+    )
+
+
 def test_a_file_that_vanished_during_the_read_is_an_application_failure(spark_errors):
     failure = classify(spark_error(spark_errors["gone"]))
     assert failure.exit_code is ExitCode.APPLICATION
