@@ -13,11 +13,12 @@ from itertools import pairwise
 HIDDEN = "***"
 _SCHEME = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}://", re.IGNORECASE)
 _URL_END = re.compile(r"[\s\"]")
-_NAMED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)\\*+[\"']?\s*+[=:]\s*+")
+#: A name before its value. Scala shows an entry of a map as `name -> value`.
+_NAMED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)\\*+[\"']?\s*+(?:[=:]|->)\s*+")
 #: The names that sound secret. `sig` and the signature are parameters of URLs that give access to their holder.
 _SECRET_NAME = re.compile(
-    r"passw(?:or)?d|pass.?phrase|secret|token|credential|(?:access|account|api|encryption|private).?key|authorization|cookie"
-    r"|signature|(?:^|[._-])(?:pw|pwd|sig|auth)$|\.sas\.",
+    r"passw(?:or)?d|pass.?phrase|secret|token|credential|(?:access|account|api|encryption|private|shared).?key|authorization|cookie"
+    r"|signature|(?:^|[._-])(?:pass|pw|pwd|sig|auth)$|\.sas\.",
     re.IGNORECASE,
 )
 #: A quoted value ends at the matching quote (inside text that is itself quoted: at the next quote); a bare one at a delimiter.

@@ -35,6 +35,8 @@ from persist_engine.base.secrets import without_secrets
         ("https://a.blob/c?se=1&sig=hunter2&x=1", "https://a.blob/c?se=1&sig=***&x=1"),
         ("https://b.s3/k?X-Amz-Signature=hunter2", "https://b.s3/k?X-Amz-Signature=***"),
         ("db.pwd=hunter2 passphrase: hunter2 requirepass design=1", "db.pwd=*** passphrase: *** requirepass design=1"),
+        ("Map(password -> hunter2, url -> h)", "Map(password -> ***, url -> h)"),
+        ("user=u, pass=hunter2; SharedKey=hunter2", "user=u, pass=***; SharedKey=***"),
         ("Cookie: session=hunter2; Path=/", "Cookie: ***; Path=/"),
         ("{'password': b'hunter2', 'n': 1}", "{'password': ***', 'n': 1}"),
         ("Config(password=SecretStr('hunter2'))", "Config(password=***'))"),
@@ -62,6 +64,7 @@ from persist_engine.base.secrets import without_secrets
             (text, text)
             for text in (
                 "the password is wrong",
+                "def login(password) -> None: bypass=1",
                 "Password expired. The password, if any, isn't stored",
                 "option --password requires an argument; give --password or --token-file /run/token",
                 "--password --user u",
