@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from persist_kit.fault_proxy import FaultProxy, Trouble
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class Echo:

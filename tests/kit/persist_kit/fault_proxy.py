@@ -23,6 +23,8 @@ from typing import Self
 _CHUNK_BYTES = 1 << 16
 #: How often a thread checks whether the proxy was closed or a partition began.
 _TICK_S = 0.05
+#: The longest that a server takes for a connection, or for bytes that it is sent.
+_SILENCE_S = 60.0
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -131,7 +133,7 @@ class FaultProxy:
     def _serve(self, client: socket.socket) -> None:
         with client:
             try:
-                server = socket.create_connection(("127.0.0.1", self._target_port), timeout=5)
+                server = socket.create_connection(("127.0.0.1", self._target_port), timeout=_SILENCE_S)
             except OSError:
                 _reset(client)
                 return

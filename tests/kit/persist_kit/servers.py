@@ -21,9 +21,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-#: Servers start in 0.1 s. A loaded machine may take much longer, which must not make a test flaky.
-START_DEADLINE_S = 30.0
+#: Servers start in 0.1 s and answer at once. A loaded machine may take much longer, which must not make a test flaky.
+START_DEADLINE_S = ANSWER_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
+#: Below the ports that Linux and macOS give to connections, and the node ports of clusters. Otherwise a connection of any process could take
+#: the port of a server that is about to start, or is down between two starts.
+PORTS = range(20_000, 30_000)
 #: Two processes can pick the same free port. The one that cannot bind it exits at once and is started on another port.
 PORT_ATTEMPTS_MAX = 5
 
@@ -191,7 +194,7 @@ class RedisServer(Server):
             return reply
 
     def _connected(self) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=ANSWER_DEADLINE_S)
         if self.ca_file is None:
             return connection
         context = ssl.create_default_context(cafile=self.ca_file)
@@ -306,11 +309,12 @@ def s3_server(*, bucket: str = "persist", versioned: bool = False, tls: bool = F
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of 127.0.0.1 that is free now. Random, so that test processes seldom pick the same one."""
+    while True:
+        port = secrets.choice(PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _versitygw() -> str:
