@@ -21,7 +21,7 @@ from persist_engine.work.compact import compact_due
 from persist_engine.work.gc import gc_and_truncate
 from persist_engine.work.rollup import write_rollup
 from persist_kit.strategies import updates_table
-from persist_kit.world import AheadEnv, World
+from persist_kit.world import AheadEnv, StillEnv, World
 
 SCHEMA = Schema.from_ddl("id BIGINT", "name STRING")
 at = Antichain.of
@@ -372,7 +372,7 @@ def test_regression_a_listener_reports_progress_even_when_since_cannot_move():
     """The frontier had advanced when the downgrade of since failed. The rows that were delivered never got their progress and
     were never delivered again.
     """
-    world = World(settings=SETTINGS, env=AheadEnv())
+    world = World(settings=SETTINGS, env=StillEnv())
     shard_id, history = fill(world, appends=3)
     client = world.process()
     with client.open_leased_reader(shard_id, purpose="test", lease_ms=4000) as reader:

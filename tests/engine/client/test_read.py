@@ -19,7 +19,7 @@ from persist_engine.model.frontier import Antichain
 from persist_engine.model.ids import ShardId
 from persist_engine.rows.schema import Schema
 from persist_engine.work.repair.force import force_compaction
-from persist_kit.world import AheadEnv, World
+from persist_kit.world import AheadEnv, StillEnv, World
 
 SCHEMA = Schema(key=pa.schema([("id", pa.int64()), ("tag", pa.string())]), val=pa.schema([("x", pa.float64())]))
 SETTINGS = Settings(batch=BatchSettings(target_part_bytes=1024, inline_part_bytes_max=0), retain_ms=None)
@@ -308,7 +308,7 @@ def test_a_lost_lease_is_detected_and_an_expired_handle_refuses():
         shard_id, _ = fill(client, appends=1)
         reader = client.open_leased_reader(shard_id, purpose="test")
         client.machine(shard_id).expire_leased_reader(reader.reader_id)
-        for _ in range(200):
+        for _ in range(3000):
             if reader.since.is_empty():
                 break
             threading.Event().wait(0.02)
@@ -358,17 +358,18 @@ def test_nor_is_a_listing_of_parts(is_ended):
 
 @pytest.mark.slow
 def test_heartbeats_keep_a_short_lease_alive():
-    settings = Settings(lease=LeaseSettings(reader_lease_ms=300))
-    with PersistClient.open(Location(blob="mem:", consensus="mem:"), settings=settings) as client:
+    settings, env = Settings(lease=LeaseSettings(reader_lease_ms=300)), StillEnv()
+    with PersistClient.open(Location(blob="mem:", consensus="mem:"), settings=settings, env=env) as client:
         shard_id, _ = fill(client, appends=1)
         with client.open_leased_reader(shard_id, purpose="test") as reader:
             beat = lambda: client.machine(shard_id).refresh().leased_readers[reader.reader_id].last_heartbeat_ms  # noqa: E731
-            first = beat()
-            for _ in range(200):
-                if beat() > first + 300:
-                    break
-                threading.Event().wait(0.02)
-            assert beat() > first + 300
+            for _ in range(3):
+                env.advance_ms(200)
+                for _ in range(3000):
+                    if beat() == env.now_ms():
+                        break
+                    threading.Event().wait(0.02)
+                assert beat() == env.now_ms()
             assert reader.snapshot(9).to_table().num_rows
 
 

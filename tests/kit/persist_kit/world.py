@@ -122,6 +122,18 @@ class AheadEnv(SystemEnv):
         self._ahead_ms += milliseconds
 
 
+class StillEnv(AheadEnv):
+    """An AheadEnv whose clock moves only when a test sets it ahead. A short lease makes heartbeats frequent, and never lapses by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start_ms = SystemEnv().now_ms()
+
+    def now_ms(self) -> int:
+        """See Env."""
+        return self._start_ms + self._ahead_ms
+
+
 class World:
     """The stores, faults and clock that all processes share. Its shards have the retention `retain_ms`, which overrides the settings. The
     default is none, because times in tests are not milliseconds.
