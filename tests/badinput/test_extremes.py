@@ -130,7 +130,7 @@ def test_a_shard_written_past_all_data_still_yields_its_contents(tmp_path, upper
         with open_sink(client, shard_id, SCHEMA) as sink:
             sink.inputs[0].insert([row(1, "a", 0)])
             sink.inputs[0].advance(EMPTY)
-            assert sink.wait_for_upper(EMPTY, timeout_s=30)
+            assert sink.wait_for_upper(EMPTY, timeout_s=60)
         assert contents(client, shard_id, DATA_TIME_MAX) == [(1, "a", 1)]
 
 

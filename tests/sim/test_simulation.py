@@ -18,7 +18,7 @@ SEEDS = 50
 CHUNK = 10
 #: Seeds with what few histories contain: names, a sink that ends, a compaction of a closed shard, and recoveries.
 SELDOM = (94, 210, 234, 634)
-PATIENCE_S = 30
+PATIENCE_S = 60
 #: Histories in which each planted bug must show; `make sim` and CI run many more without bugs.
 MUTANT_SEEDS = 400
 EVERYWHERE = {"writers", "background", "sinks", "upserts", "streams", "tables", "names"}

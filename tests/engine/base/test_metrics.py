@@ -208,7 +208,7 @@ def test_regression_a_read_that_the_garbage_collector_ends_may_count_whatever_is
         del abandoned
         counting = threading.Thread(target=lambda: metrics.count("gc_deleted_blobs", 3, kind="part"), daemon=True)
         counting.start()
-        counting.join(20)
+        counting.join(60)
     finally:
         gc.enable()
     assert not counting.is_alive()
@@ -237,7 +237,7 @@ def test_regression_it_may_also_run_as_the_lock_is_taken():
     metrics._lock = Taken()
     counting = threading.Thread(target=lambda: metrics.count("gc_deleted_blobs", 3, kind="part"), daemon=True)
     counting.start()
-    counting.join(10)
+    counting.join(60)
     assert not counting.is_alive()
     assert 'persist_gc_deleted_blobs_total{kind="part"} 3.0' in shown(registry)
     assert 'persist_prefetch_parts_total{outcome="wasted",path="snapshot"} 1.0' in shown(registry)

@@ -113,4 +113,4 @@ def test_a_long_text_takes_no_longer_than_its_length(piece: str) -> None:
     started_s = time.process_time()
     without_secrets(piece * (200_000 // len(piece)))
     without_secrets("token" + piece * (200_000 // len(piece)))
-    assert time.process_time() - started_s < 5, "linear it takes half a second, squared minutes"
+    assert time.process_time() - started_s < 30, "linear it takes half a second, squared minutes"

@@ -92,9 +92,9 @@ def test_it_follows_until_it_is_interrupted(shop, stores):
             shop.upsert([{"id": 3, "name": "plum", "price": 90}])
             assert json.loads(process.stdout.readline())["_after"] == {"id": 3, "name": "plum", "price": 90}
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130
+            assert process.wait(60) == 130
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)  # shows where its threads are
-            pytest.fail(process.communicate(timeout=30)[1])
+            pytest.fail(process.communicate(timeout=60)[1])
         finally:
             process.kill()

@@ -134,13 +134,22 @@ def test_usage_of_an_unknown_shard_is_refused(persist, shard_id):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("redirection", "code", "lines"),
-    [(">/dev/full", 1, ["error: OSError: No space left on device"]), (">&-", 0, []), ("| true", 141, [])],
+    [(">/dev/full", 1, ["error: OSError: No space left on device"]), (">&-", 0, []), (">&{unread}", 141, [])],
 )
 def test_an_output_that_cannot_be_written_ends_in_one_sentence(location, shard_id, redirection, code, lines):
-    # `true` is gone before the first byte is written: Arrow and the drivers are loaded meanwhile.
+    read, unread = os.pipe()
+    os.close(read)
     command = f"{sys.executable} -m persist_engine.cli read {shard_id} --json --blob {location.blob}"
-    command = f"{command} --consensus {location.consensus} {redirection}; exit ${{PIPESTATUS[0]}}"
-    ended = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, timeout=60)
+    command = f"{command} --consensus {location.consensus} {redirection.format(unread=unread)}"
+    ended = subprocess.run(
+        ["bash", "-c", f"{command}; exit $?"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        pass_fds=[unread],
+    )
+    os.close(unread)
     assert (ended.returncode, ended.stderr.splitlines()) == (code, lines)
 
 

@@ -79,7 +79,7 @@ def test_uploads_in_flight_are_bounded(world: World, writer: WriteHandle):
             most = max(most, at_once)
             if at_once == SMALL_PARTS.batch.outstanding_parts_max:
                 both.set()
-        both.wait(10)
+        both.wait(60)
         put(key, value)
         with lock:
             at_once -= 1

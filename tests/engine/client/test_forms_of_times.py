@@ -70,7 +70,7 @@ def test_every_method_takes_every_form_of_a_time(form):
     with open_sink(client, world.shard_id(), SCHEMA, as_of=form(0)) as sink:
         sink.inputs[0].insert([row(1, "a", t)])
         sink.inputs[0].advance(form(1))
-        assert sink.wait_for_upper(form(1), timeout_s=30)
+        assert sink.wait_for_upper(form(1), timeout_s=60)
 
 
 def test_a_subscription_reports_each_frontier_once():

@@ -31,7 +31,7 @@ from persist_engine.work.rollup import write_rollup
 from persist_kit.world import SCHEMA, AheadEnv, World, row
 
 A = Antichain.of
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 COMPACTED = Settings(
     batch=BatchSettings(inline_part_bytes_max=0),
     compaction=CompactionSettings(inputs_min=2, parts_min=2, updates_min=1, claim_ms=0),

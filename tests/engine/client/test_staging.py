@@ -311,7 +311,7 @@ def test_parts_of_all_batches_are_flushed_at_once(monkeypatch: pytest.MonkeyPatc
     put = world.blob.set
 
     def meets_the_others(key: str, value: bytes) -> None:
-        together.wait(10)
+        together.wait(60)
         put(key, value)
 
     world.blob.set = meets_the_others  # type: ignore[method-assign]  # watch the uploads

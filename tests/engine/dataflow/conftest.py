@@ -16,7 +16,7 @@ from persist_kit.world import SCHEMA
 from prometheus_client import CollectorRegistry
 
 A = Antichain.of
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Stores:

@@ -17,7 +17,7 @@ from persist_engine.rows.errors_column import split_errors, with_errors
 from persist_kit.world import SCHEMA, row
 
 A = Antichain.of
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def settle(sink, frontier: int) -> None:

@@ -14,7 +14,7 @@ from persist_engine.model.batch import HollowRun
 from persist_kit.world import SCHEMA, row
 
 A = Antichain.of
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def test_only_rows_wait_for_room_in_a_full_inbox():

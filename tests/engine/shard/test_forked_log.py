@@ -488,7 +488,7 @@ def test_waiters_are_woken_with_the_error() -> None:
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    waiter.join(30)
+    waiter.join(60)
     assert not waiter.is_alive()
     assert len(raised) == 1
     forked.assert_given_up()

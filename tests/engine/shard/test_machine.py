@@ -149,9 +149,9 @@ def test_waiters_wake_on_their_own_process_commits_without_polling():
     results: list[bool] = []
     waiter = threading.Thread(target=lambda: results.append(writer.wait_for_upper_past(A(4))))
     waiter.start()
-    assert scanned.wait(10)
+    assert scanned.wait(60)
     writer.append([], lower=A(0), upper=A(5))
-    waiter.join(10)
+    waiter.join(60)
     assert results == [True]
 
 

@@ -201,9 +201,9 @@ def test_clients_of_one_process_wake_each_other_without_polling(url: str, tmp_pa
     applier.fetch_and_update = lambda *args: (fetch(*args), subscribed.set())[0]
     waiter = threading.Thread(target=lambda: results.append(waiting.wait_for_upper_past(A(0), 60)))
     waiter.start()
-    assert subscribed.wait(10)
+    assert subscribed.wait(60)
     writer.append([row(1, "a", 0)], lower=A(0), upper=A(1))
-    waiter.join(10)
+    waiter.join(60)
     assert results == [True]
     for client in clients:
         client.close()

@@ -72,10 +72,10 @@ def test_notify_wakes_a_waiter_long_before_its_next_poll():
         )
     )
     waiter.start()
-    assert checked.wait(10)
+    assert checked.wait(60)
     state[0] = 7
     watch.notify()
-    waiter.join(10)
+    waiter.join(60)
     assert not waiter.is_alive()
     assert answers == [7]
     watch.notify()  # no waiter is left to wake

@@ -104,9 +104,9 @@ def test_a_feed_follows_and_closes(orders):
     thread.start()
     orders.append([ROWS[1]])
     orders.append([ROWS[2]])
-    assert reached.wait(20)
+    assert reached.wait(60)
     feed.close()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert seen == [0, 1, 2]
     assert orders.holds().filter(pc.field("kind") == "leased").num_rows == 0
@@ -134,7 +134,7 @@ def test_a_feed_in_an_event_loop(orders):
         tasks = [asyncio.create_task(follow()), asyncio.create_task(tick())]
         for row in ROWS[:3]:
             await asyncio.to_thread(orders.append, [row])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len(seen) <= row["id"]:
                     await asyncio.sleep(0.001)
         for task in tasks:
@@ -169,7 +169,7 @@ def test_a_table_that_is_not_read_holds_nothing(orders, monkeypatch):
     for _ in range(3):
         orders.count()
     wait = threading.Event()
-    for _ in range(100):
+    for _ in range(600):
         if not orders.holds().filter(pc.field("kind") == "leased").num_rows:
             break
         wait.wait(0.1)

@@ -11,7 +11,7 @@ from persist_engine.work.heartbeat import Heartbeat
 from persist_kit.world import AheadEnv
 from prometheus_client import CollectorRegistry
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def beating(beat, env) -> Heartbeat:

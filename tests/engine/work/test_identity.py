@@ -55,7 +55,7 @@ def locations(request, tmp_path, monkeypatch):
 
 
 def opened(location):
-    return PersistClient.open(location, settings=Settings(retry=RetrySettings(give_up_ms=2000)))
+    return PersistClient.open(location, settings=Settings(retry=RetrySettings(give_up_ms=60_000)))
 
 
 def id_of(location):

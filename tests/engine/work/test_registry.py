@@ -44,7 +44,7 @@ def client(request, tmp_path, monkeypatch):
             monkeypatch.setenv(name, value)
         number = next(numbers)
         location = Location(blob=s3.location(f"r{number}"), consensus=f"{redis.url}?prefix=r{number}:")
-    with PersistClient.open(location, settings=Settings(retry=RetrySettings(give_up_ms=5000))) as opened:
+    with PersistClient.open(location, settings=Settings(retry=RetrySettings(give_up_ms=60_000))) as opened:
         yield opened
 
 
