@@ -37,9 +37,11 @@ def consensus(redis, fresh_name):
 def test_a_missing_answer_is_indeterminate_and_a_late_answer_is_dropped(redis, fresh_name):
     """The append does happen once the server wakes up; a later call must get its own reply, not that one."""
     pool = consensus_redis.redis_pool(RedisAddress.parse(redis.url))
-    pool.connection_kwargs["socket_timeout"] = 0.2
     consensus = consensus_redis.RedisConsensus(pool, prefix=fresh_name, address=f"redis://{redis.address}/0")
     fill(consensus, "s1", 1, 3)
+    # Only the connection of the call that cannot be answered is in a hurry. The next call has another one.
+    (connection,) = (one for one in pool._connections if one._sock is not None)
+    connection._sock.settimeout(0.2)
     with redis.paused(), pytest.raises(Indeterminate, match="s1 at redis://"):
         consensus.compare_and_set("s1", entry(3).tip, entry(4))
     assert consensus.scan("s1", SeqNo(3), SCAN_ALL) == [entry(3), entry(4)]

@@ -27,7 +27,7 @@ A = Antichain.of
 HOUR_MS = 3_600_000.0
 PATIENT = Settings(
     watch=WatchSettings(initial_ms=HOUR_MS, clamp_ms=HOUR_MS, pushed_clamp_ms=HOUR_MS),
-    retry=RetrySettings(clamp_ms=50, give_up_ms=30_000),
+    retry=RetrySettings(clamp_ms=50, give_up_ms=60_000),
     lease=LeaseSettings(),
     batch=BatchSettings(inline_part_bytes_max=200_000),
 )
@@ -109,7 +109,7 @@ class Pair:
         until(lambda: self.env.sleeps > asleep)
 
         def woken() -> None:
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive()
 
         return woken
@@ -128,7 +128,7 @@ class Heard:
 
 def until(condition: Callable[[], bool]) -> None:
     ticking = threading.Event()
-    for _ in range(3000):
+    for _ in range(6000):
         if condition():
             return
         ticking.wait(0.01)
@@ -266,7 +266,8 @@ def test_one_connection_and_one_thread_for_any_number_of_shards_and_none_after_c
         assert not writer.wait_for_upper_past(A(0), 0)
     until(lambda: len(pair.push._heard) == 20)
     assert sum(thread.name == "persist-push" for thread in threading.enumerate() if thread.ident not in before) == 1
-    assert pair.server.command("CLIENT", "LIST", "TYPE", "pubsub").count(b"addr=") // 2 <= 2
+    # Redis may still have the connection of the test before.
+    until(lambda: pair.server.command("CLIENT", "LIST", "TYPE", "pubsub").count(b"id=") == 1)
     pair.close()
     assert not [
         thread for thread in threading.enumerate() if thread.name == "persist-push" and thread.ident not in before
@@ -295,7 +296,7 @@ def test_channels_to_which_nothing_is_committed_any_more_are_left_too(pair: Pair
     pair.push.subscribe("kept", kept)
     for number in range(5 * KEYS_MIN):
         pair.push.subscribe(f"gone {number}", News(StateWatch()))
-    assert pair.push.await_live("kept", 30)
+    assert pair.push.await_live("kept", 60)
     until(lambda: 0 < channels(pair.server) <= KEYS_MIN)
     assert len(pair.push._listeners) <= KEYS_MIN
     until(lambda: len(pair.push._heard) <= KEYS_MIN)

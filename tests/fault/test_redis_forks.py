@@ -17,8 +17,8 @@ from persist_kit.world import SCHEMA, row
 
 pytestmark = pytest.mark.redis
 A = Antichain.of
-SETTINGS = Settings(retry=RetrySettings(clamp_ms=50, give_up_ms=30_000))
-PATIENCE_S = 30.0
+SETTINGS = Settings(retry=RetrySettings(clamp_ms=50, give_up_ms=60_000))
+PATIENCE_S = 60.0
 
 
 class Shop:

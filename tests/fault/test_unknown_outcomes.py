@@ -158,12 +158,12 @@ def test_regression_2_a_handle_that_is_expired_beside_its_append_of_unknown_outc
     def expire_meanwhile() -> None:
         lock.wanted.clear()
         expiring.start()
-        assert lock.wanted.wait(10)
+        assert lock.wanted.wait(60)
 
     during_backoff(world, expire_meanwhile)
     world.faults.fail_next("compare_and_set", happened=True)
     assert writer.compare_and_append([row(1, "a", 0)], expected_upper=A(0), new_upper=A(5)) == Appended(A(5))
-    expiring.join(10)
+    expiring.join(60)
     assert contents(world.process(), shard_id, 4) == [(1, "a", 1)]
     assert writer.writer_id not in writer.machine.refresh().writers
     with pytest.raises(InvalidUsage, match="has expired"):
