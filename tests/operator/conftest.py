@@ -251,6 +251,8 @@ class OperatedShard:
     def restart(self):
         self.stop()
         self._bridge = Bridge(self._settings, env=self.env)
+        # The engine gives up a failing store before. A busy machine may take longer for a right answer.
+        self._bridge._deadline_s = 60
         metrics = OperatorMetrics(CollectorRegistry())
         self._reconciler = Reconciler(self.cluster, self._bridge, self._settings, self.env, metrics)
 

@@ -49,6 +49,8 @@ class World:
     def restart(self, open_client=None):
         self.close()
         self.bridge = Bridge(self.settings, env=self.env, open_client=open_client)
+        # The engine gives up a dead store before. A busy machine may take longer for a right answer.
+        self.bridge._deadline_s = 60
         self.metrics = OperatorMetrics(CollectorRegistry())
         self.reconciler = Reconciler(self.cluster, self.bridge, self.settings, self.env, self.metrics, stops=self.stops)
 

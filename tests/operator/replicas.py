@@ -10,7 +10,8 @@ import time
 
 import yaml
 
-#: The longest that a process may take to end, and a test may wait for an event. Each lies far above the time that it takes.
+#: The longest that a process may take to end while a store or the API server hangs, and a test may wait for an event. Each lies far above
+#: the time that it takes.
 ENDS_S = 25
 HAPPENS_S = 100
 
@@ -80,7 +81,7 @@ class Replica:
     def leads(self):
         return self.metric("persist_operator_leader") == 1.0
 
-    def end(self):
+    def end(self, within_s=HAPPENS_S):
         """The exit code after SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(ENDS_S)
+        return self.process.wait(within_s)

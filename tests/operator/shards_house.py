@@ -1,5 +1,6 @@
 """An operator of one shard with everything that it asks for counted: for test_many_shards."""
 
+import itertools
 import threading
 
 from fake_cluster import FakeCluster
@@ -17,6 +18,19 @@ from prometheus_client import CollectorRegistry
 
 SHARD = Key("PersistShard", "team", "flights")
 LOOP = LoopSettings()
+
+
+MARKS = itertools.count()
+
+
+class Mark:
+    """Hears that its subscription has begun."""
+
+    def __init__(self):
+        self.is_heard = threading.Event()
+
+    def hear(self, news):
+        self.is_heard.set()
 
 
 class House:
@@ -52,6 +66,13 @@ class House:
     def hear(self, key, after_s):
         self.heard.append((key, after_s))
         self.is_heard.set()
+
+    def hear_all(self):
+        """Waits until the news of all commits so far has been heard. Redis confirms a subscription after the messages before it."""
+        (store,) = self.bridge._stores.values()
+        mark = Mark()
+        store.client._push.subscribe(f"mark {next(MARKS)}", mark)
+        assert mark.is_heard.wait(60)
 
     def close(self):
         if self.bridge is not None:

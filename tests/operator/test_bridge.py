@@ -125,7 +125,7 @@ def test_a_store_that_answers_again_is_back_whatever_it_answers(bridge, client, 
     released = threading.Event()
 
     def probed():
-        assert released.wait(30)
+        assert released.wait(60)
         raise answer
 
     client.answer = probed

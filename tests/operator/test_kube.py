@@ -270,7 +270,7 @@ def test_a_watch_brings_a_new_resource_to_its_reconcile(kube, server, shard_reso
             assert eventually(lambda: reconciles(metrics) > before)
             assert controller.is_healthy()
         finally:
-            ended = watches.stop(timeout_s=20)
+            ended = watches.stop(timeout_s=60)
             controller.stop()
     assert ended
     stored = server.cluster.get(PERSIST_SHARD, "team", "flights")
@@ -322,7 +322,7 @@ def test_the_words_of_a_jobs_events_reach_the_status_before_the_next_resync(
             written = server.cluster.get(PERSIST_SHARD, "team", "flights")["status"]["conditions"]
             assert all("exceeded quota: small" in one["message"] for one in written if one["reason"] == "ActionRefused")
         finally:
-            watches.stop(timeout_s=20)
+            watches.stop(timeout_s=60)
             controller.stop()
 
 
@@ -341,7 +341,7 @@ def reason(server, name):
     return next((one["reason"] for one in status.get("conditions", ()) if one["type"] == "Ready"), None)
 
 
-def eventually(condition, timeout_s=20.0):
+def eventually(condition, timeout_s=60.0):
     waiting = threading.Event()
     for _ in range(int(timeout_s / 0.05)):
         if condition():

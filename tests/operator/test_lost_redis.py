@@ -10,6 +10,7 @@ import json
 import resource
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,12 @@ A = Antichain.of
 DOCUMENT = Path(__file__).parents[2] / "docs/operations.md"
 BEGIN, END = "<!-- outcomes: begin, tests/operator/test_lost_redis.py -->", "<!-- outcomes: end -->"
 SETTINGS = Settings(
-    retry=RetrySettings(give_up_ms=500),
+    retry=RetrySettings(give_up_ms=60_000),
     batch=BatchSettings(inline_part_bytes_max=0),
     maintenance=MaintenanceSettings(gc_versions_min=1),
 )
+#: For faults during which the store does not answer. A busy machine may need a second for a new connection after them.
+HASTY = replace(SETTINGS, retry=RetrySettings(give_up_ms=2000))
 SPEC = {"schema": {"key": "id BIGINT", "value": "name STRING"}, "retention": {"sinceLagSeconds": 3600}}
 PROCESSES = ("process that was running", "fresh process", "operator running", "operator restarted")
 FOLDER = "appendonlydir"
@@ -50,8 +53,8 @@ def outcome(act):
 class Site:
     """A shard on a real Redis, with a writing process and an operator."""
 
-    def __init__(self, server, folder, operated):
-        self.server, self.folder = server, folder
+    def __init__(self, server, folder, operated, settings=SETTINGS):
+        self.server, self.folder, self.settings = server, folder, settings
         self.location = Location(blob=f"file://{folder}/blobs", consensus=server.url)
         self.operated = operated(self.location, spec=SPEC)
         self.shard_id = ShardId(self.operated.settle(6)["shardId"])
@@ -65,7 +68,7 @@ class Site:
         self.operated.settle()
 
     def open(self):
-        return PersistClient.open(self.location, settings=SETTINGS)
+        return PersistClient.open(self.location, settings=self.settings)
 
     def append(self, writer, name, times=1):
         for _ in range(times):
@@ -136,7 +139,7 @@ class Site:
     def operator(self):
         self.operated.settle()
         pause = threading.Event()
-        for _ in range(600):
+        for _ in range(1200):
             # A call that began while the store was away may still be running. The operator makes another one after it.
             if not self.is_over or self.operated.condition()["reason"] != "StorageUnreachable":
                 break
@@ -168,7 +171,7 @@ def replica_of(site):
     primary.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")  # for more replicas, which never come
     with redis_server(settings={"replicaof": f"127.0.0.1 {primary.port}"}) as replica:
         waiting = threading.Event()
-        for _ in range(1500):
+        for _ in range(3000):
             if b"master_link_status:up" in replica.command("INFO", "replication") and replica.command(
                 "DBSIZE"
             ) == primary.command("DBSIZE"):
@@ -289,7 +292,7 @@ def documented():
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_outcome_is_the_one_that_is_documented(fault, tmp_path, operated):
     with redis_server() as server:
-        site = Site(server, tmp_path, operated)
+        site = Site(server, tmp_path, operated, HASTY if fault.startswith("full") else SETTINGS)
         try:
             outcomes = line([fault, *FAULTS[fault](site)])
         finally:

@@ -76,10 +76,12 @@ def idle(house, shard_resource, request):
     house.deliver()
     assert conditions.is_true(house.status(), "Ready")
     # News of the operator's own commits may still be under way.
-    while house.is_heard.wait(0.5):
+    house.hear_all()
+    while house.is_heard.is_set():
         house.is_heard.clear()
         house.go()
         house.deliver()
+        house.hear_all()
     house.heard.clear()
     return house
 
@@ -130,6 +132,7 @@ def test_a_first_question_hears_of_nothing_that_was_before_it(idle):
         idle.restart()
         idle.heard.clear()
         idle.go(2)
+        idle.hear_all()
         assert idle.heard == []
     idle.append(1)
     assert idle.is_heard.wait(60)

@@ -82,7 +82,7 @@ def test_many_workers_do_every_key_and_none_twice_at_once():
     finished = threading.Event()
 
     def work():
-        while (key := queue.take(timeout_s=5)) is not None:
+        while (key := queue.take(timeout_s=60)) is not None:
             with lock:
                 clashes.extend([key] if key in active else [])
                 active.add(key)
@@ -101,7 +101,7 @@ def test_many_workers_do_every_key_and_none_twice_at_once():
         worker.start()
     for key in range(50):
         queue.add(key)
-    assert finished.wait(20)
+    assert finished.wait(60)
     queue.close()
     for worker in workers:
         worker.join()
@@ -114,7 +114,7 @@ def test_close_wakes_a_worker_that_waits():
     worker = threading.Thread(target=lambda: taken.append(queue.take(timeout_s=60)))
     worker.start()
     queue.close()
-    worker.join(5)
+    worker.join(60)
     assert taken == [None]
 
 

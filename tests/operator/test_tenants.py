@@ -317,7 +317,7 @@ def test_two_tenants_with_stores_and_secrets_of_their_own(house, shard_resource,
             urls = {"blob": f"file://{tmp_path}/{name}", "consensus": f"redis://{addresses[name]}/0"}
             allowed = AllowedNamespaces(names=(name,))
             profiles[name] = StorageProfile(**urls, secret_name="persist-store", allowed_namespaces=allowed)
-        made = house(profiles, credentials_dir=tmp_path / "secrets", store_deadline_seconds=10)
+        made = house(profiles, credentials_dir=tmp_path / "secrets", store_deadline_seconds=60)
         for name in ("red", "blue"):
             resource = shard_resource({"storageProfile": name}, uid=f"uid-{name}", name="own", namespace=name)
             made.cluster.create(PERSIST_SHARD, resource)
@@ -358,7 +358,7 @@ def test_two_tenants_on_one_redis_with_users_of_their_own(house, shard_resource,
             }
             allowed = AllowedNamespaces(names=(name,))
             profiles[name] = StorageProfile(**urls, secret_name="persist-store", allowed_namespaces=allowed)
-        made = house(profiles, credentials_dir=tmp_path / "secrets", store_deadline_seconds=10)
+        made = house(profiles, credentials_dir=tmp_path / "secrets", store_deadline_seconds=60)
         for name in ("red", "blue"):
             resource = shard_resource({"storageProfile": name}, uid=f"uid-{name}", name="own", namespace=name)
             made.cluster.create(PERSIST_SHARD, resource)

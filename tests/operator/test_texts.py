@@ -56,7 +56,7 @@ def test_probes_answer_with_the_reason_while_unhealthy_or_not_ready():
     server.start()
 
     def answer(path):
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("GET", path)
         response = connection.getresponse()
         found = response.status, response.read()
@@ -93,7 +93,7 @@ def test_a_client_of_the_probes_that_sends_nothing_loses_its_connection_and_its_
     server.start()
     try:
         for half in (b"", b"GET /healthz HT"):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as slow:
                 slow.sendall(half)
                 assert slow.recv(4096) == b""
     finally:

@@ -74,6 +74,7 @@ def running(monkeypatch, filled_laptop):
 
     class Kept(serve.uvicorn.Server):
         def __init__(self, config):
+            config.timeout_keep_alive = 600  # only the limit of a request ends a connection
             super().__init__(config)
             servers.append(self)
 
@@ -83,9 +84,9 @@ def running(monkeypatch, filled_laptop):
     options = {"env": SeededEnv(1), "address": "127.0.0.1", "port": 0, "host_names": (), "announce": urls.put}
     thread = threading.Thread(target=serve.serve, args=(source,), kwargs=options)
     thread.start()
-    yield int(urls.get(timeout=30).rstrip("/").rpartition(":")[2])
+    yield int(urls.get(timeout=60).rstrip("/").rpartition(":")[2])
     servers[0].should_exit = True
-    thread.join(30)
+    thread.join(60)
     source.close()
 
 
@@ -102,19 +103,19 @@ HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
     ids=["nothing", "half a request", "half a form"],
 )
 def test_a_client_that_does_not_finish_its_request_loses_its_connection(running, half):
-    with socket.create_connection(("127.0.0.1", running), timeout=10) as slow:
+    with socket.create_connection(("127.0.0.1", running), timeout=60) as slow:
         slow.sendall(half)
         assert slow.recv(4096) == b""
 
 
-def test_a_second_request_must_be_finished_too(running):
-    with socket.create_connection(
-        ("127.0.0.1", running), timeout=4
-    ) as slow:  # an idle connection ends after five seconds
+def test_a_second_request_must_be_finished_too(running, monkeypatch):
+    monkeypatch.setattr(PatientForAWhile, "request_s", 60.0)
+    with socket.create_connection(("127.0.0.1", running), timeout=60) as slow:
         slow.sendall(HEAD + b"\r\n")
         answer = b""
         while not answer.endswith(b"ok\n"):
             answer += slow.recv(4096)
+        monkeypatch.setattr(PatientForAWhile, "request_s", 0.25)
         slow.sendall(HEAD)
         assert slow.recv(4096) == b""
 

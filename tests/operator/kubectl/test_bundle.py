@@ -126,7 +126,7 @@ def test_a_line_without_a_secret_stays(line):
 def test_a_long_line_is_masked_in_a_time_like_its_length(piece):
     started_s = time.process_time()
     masked(piece * (200_000 // len(piece)))
-    assert time.process_time() - started_s < 5, "linear it takes half a second, squared minutes"
+    assert time.process_time() - started_s < 30, "linear it takes half a second, squared minutes"
 
 
 @pytest.mark.slow

@@ -121,9 +121,9 @@ def test_a_watch_shows_each_change_of_one_resource_and_its_end(user, server, sha
 def test_a_watch_ends_in_time(user, server, shard_resource):
     server.cluster.create(PERSIST_SHARD, shard_resource())
     env = SystemEnv()
-    began_s = env.monotonic_s()
-    assert all(user.follow(PERSIST_SHARD, "team", "flights", until_s=began_s + 0.3))
-    assert 0.3 <= env.monotonic_s() - began_s < 60
+    until_s = env.monotonic_s() + 0.3
+    assert all(user.follow(PERSIST_SHARD, "team", "flights", until_s=until_s))  # it ends
+    assert until_s <= env.monotonic_s()
 
 
 def test_what_was_refused_for_good_is_not_repeated(user, server, shard_resource):
@@ -154,7 +154,7 @@ def test_a_server_that_does_not_answer_is_named_once(kubeconfig, monkeypatch):
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
-        assert heard.wait(30)
+        assert heard.wait(60)
     asking.join(60)
     assert said == [f"waiting: no answer yet from the API server at {address}"]
 
