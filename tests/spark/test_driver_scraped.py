@@ -21,7 +21,7 @@ CONF = (
 )
 #: As the PodMonitor of the chart labels a driver.
 LABELS = {"namespace": "team", "pod": "load-1", "instance": "10.0.0.9:9464", "sink": "load"}
-WAIT_S = 60.0
+WAIT_S = 240.0
 
 
 @pytest.fixture

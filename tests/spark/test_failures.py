@@ -166,8 +166,8 @@ def test_while_a_job_runs_its_stages_are_logged():
 
     before = threading.active_count()
     with progress_lines(Log(out, SeededEnv(start_ms=7)), Tracker(), interval_s=0.001):
-        assert looked.acquire(timeout=10)
-        assert looked.acquire(timeout=10)
+        assert looked.acquire(timeout=60)
+        assert looked.acquire(timeout=60)
     assert threading.active_count() == before
     line = json.loads(out.getvalue().splitlines()[0])
     assert line == {"time_ms": 7, "event": "stage", "stage": 4, "tasks": 8, "done": 3, "failed": 1}

@@ -412,7 +412,7 @@ def test_a_store_that_does_not_answer_keeps_no_lease_of_another(tmp_path, held, 
     closing = threading.Thread(target=held.close)
     closing.start()
     try:
-        assert other.wait(30)
+        assert other.wait(60)
         assert (len(shards[0].readers()), shards[1].readers()) == (1, ())
     finally:
         answers.set()

@@ -69,7 +69,7 @@ def until(driver, event, count):
 
 def ask(port, token):
     """The code of the answer to the request to stop."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("POST", "/stop", headers={"Authorization": f"Bearer {token}"})
         return connection.getresponse().status
 
