@@ -224,9 +224,10 @@ class Run:
     def _staged(self, minted: Minted, reader: ReadHandle | None) -> StagedRows:
         if self.few is not None:
             return self.staging.stage_few(self.few, minted)
-        return self._unchanged(minted, reader) or self.staging.stage(self.read(), minted, reader)
+        rows = self.read()  # lists the files of the input, which takes as long as some jobs
+        return self._unchanged(rows, minted, reader) or self.staging.stage(rows, minted, reader)
 
-    def _unchanged(self, minted: Minted, reader: ReadHandle | None) -> StagedRows | None:
+    def _unchanged(self, rows: DataFrame, minted: Minted, reader: ReadHandle | None) -> StagedRows | None:
         """The staged rows of a Mirror that has nothing to change: its input has the digest that the last run of this sink committed, and
         the shard has not changed since. Otherwise None. To an Upsert the same rows are commands, such as removals of their keys.
         """
@@ -236,7 +237,7 @@ class Run:
         digest, after = RunToken.decode(self.expected.token).rows, self.expected.upper.newest_complete
         if digest is None or not _is_unchanged(reader, after, minted.as_of):
             return None
-        return self.staging.unchanged(self.read(), minted, digest, since=after)
+        return self.staging.unchanged(rows, minted, digest, since=after)
 
     # -- append --------------------------------------------------------------------------------------------------------
 
