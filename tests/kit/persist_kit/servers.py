@@ -88,8 +88,8 @@ class Server:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """In the block the process is frozen (SIGSTOP): it accepts connections and answers nothing."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """In the block the process is frozen: it accepts connections and answers nothing."""
+        freeze(self.pid)
         try:
             yield
         finally:
@@ -306,6 +306,14 @@ def s3_server(*, bucket: str = "persist", versioned: bool = False, tls: bool = F
             yield server
         finally:
             server.kill()
+
+
+def freeze(pid: int) -> None:
+    """Stops a child of this process (SIGSTOP), and returns when all of its threads have stopped. On a busy machine they may run on for a
+    while after the signal, and answer a call.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 def free_port() -> int:
