@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from persist_engine.base.settings import MIB
@@ -73,14 +73,8 @@ def shuffled_by_bytes(spark: SparkSession, *, part_bytes: int, share: int = LEAS
         f"{_ADAPTIVE}.coalescePartitions.initialPartitionNum": str(pieces),
         "spark.sql.execution.rangeExchange.sampleSizePerPartition": str(SAMPLED_ROWS),
     }
-    ours = {name: value for name, value in wanted.items() if spark.conf.get(name, None) is None}
-    for name, value in ours.items():
-        spark.conf.set(name, value)
-    try:
+    with _set(spark, {name: value for name, value in wanted.items() if spark.conf.get(name, None) is None}):
         yield
-    finally:
-        for name in ours:
-            spark.conf.unset(name)
 
 
 @contextmanager
@@ -90,16 +84,24 @@ def planned_once(spark: SparkSession) -> Iterator[None]:
     Adaptive execution would run each shuffle as a job of its own, to plan the rest by its bytes. A shuffle that moves one row per task has
     nothing to plan, and costs 25 ms less without it (measured).
     """
-    name = f"{_ADAPTIVE}.enabled"
-    earlier = spark.conf.get(name, None)
-    spark.conf.set(name, "false")
+    with _set(spark, {f"{_ADAPTIVE}.enabled": "false"}):
+        yield
+
+
+@contextmanager
+def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Within the block the session has `settings`, and after it the earlier ones."""
+    earlier = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
     try:
         yield
     finally:
-        if earlier is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, earlier)
+        for name, before in earlier.items():
+            if before is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, before)
 
 
 def parallelism_of(spark: SparkSession) -> int:

@@ -231,11 +231,7 @@ def test_all_copies_of_a_row_meet_in_one_task(writes):
         (TIMED, frames.SMALL_BYTES, 3),  # before that, find the greatest time: by task, and over all
         (APPEND, 0, 3),  # sample the key ranges, shuffle the input, write
         (TIMED, 0, 5),
-        (
-            MIRROR,
-            0,
-            3,
-        ),  # compare with the last run, which is one job without SQL; shuffle input and shard together, write
+        (MIRROR, 0, 3),  # compare with the last run in one job; shuffle input and shard together, write
     ],
     ids=["small append", "small timed", "append", "timed", "mirror"],
 )
