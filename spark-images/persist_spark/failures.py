@@ -138,8 +138,12 @@ class UserCodeFailed(Exception):
         self.exit_code = exit_code
 
 
-class Terminated(Exception):
-    """The process got SIGTERM. The run appended nothing after that."""
+class Terminated(KeyboardInterrupt):
+    """The process got SIGTERM. The run appended nothing after that.
+
+    A KeyboardInterrupt, because py4j takes any other exception within a call for an error of its connection: it raises another one in its
+    place, or sends the call again and drops the stop.
+    """
 
 
 def carried(error: PersistError) -> TaskFailure:

@@ -14,8 +14,8 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Mapping, MutableMapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from traceback import format_exception
 from types import FrameType
@@ -52,6 +52,8 @@ _MASTER = "-Dspark.master=k8s://executor"
 _RECORD_DAYS_MAX = 3650
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
 _STOPPED = "stopped by SIGTERM; the run was not finished"
+#: The time until a SIGTERM is repeated that a finalizer dropped. By then, the finalizer has ended.
+_REPEAT_S = 0.05
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -108,10 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_bytes=arguments.max_bytes,
             record_days=arguments.record_days,
         )
-        return run_compact(compaction, arguments.report)
+        with _terminated_by_sigterm():
+            return run_compact(compaction, arguments.report)
     stop = None if arguments.stop_port is None else StopPort(arguments.stop_port, arguments.stop_digest)
-    signal.signal(signal.SIGTERM, _terminate)
-    with stop_served(stop, Log(sys.stderr, SystemEnv())):
+    with _terminated_by_sigterm(), stop_served(stop, Log(sys.stderr, SystemEnv())):
         return run_driver(
             arguments.spec,
             arguments.report,
@@ -211,7 +213,7 @@ def run_driver(
             log = Log(sys.stderr, env, sink=spec.sink_id, run=spec.run_id, shard=spec.shard_id)
             with meters.served(metrics_port, log):
                 report = _run(spec, env, log, meters.metrics, progress=progress, promote=promote)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
+    except (Exception, Terminated) as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
         secrets = spec.secrets() if spec else ()
         failure = classify(_stop_or(error), secrets=secrets)
         Log(sys.stderr, env).event("failed", error=without_secrets("".join(format_exception(error)), secrets=secrets))
@@ -258,7 +260,6 @@ def run_compact(spec: CompactionSpec, report_path: Path | None) -> int:
 
     env, meters = SystemEnv(), Meters()
     started, failure = env.monotonic_s(), None
-    signal.signal(signal.SIGTERM, _terminate)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     enabled = with_environ(Settings(), os.environ).compaction.enabled
     log = Log(sys.stderr, env, shard=spec.shard_id)
@@ -270,13 +271,36 @@ def run_compact(spec: CompactionSpec, report_path: Path | None) -> int:
                 report = run_compaction(spark, spec, enabled=enabled, env=env, log=log, metrics=meters.metrics)
         finally:
             spark.stop()
-    except Exception as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
+    except (Exception, Terminated) as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
         failure = classify(_stop_or(error))
         log.event("failed", error=without_secrets("".join(format_exception(error))))
         duration_ms = round((env.monotonic_s() - started) * 1000)
         report = failed_report(spec, failure.message, duration_ms=duration_ms)
+    signal.signal(signal.SIGTERM, _ignore)  # as in run_driver
     write_report(meters.tally.added_to(report), path=report_path, stdout=sys.stdout)
     return int(failure.exit_code if failure else ExitCode.SUCCEEDED)
+
+
+@contextmanager
+def _terminated_by_sigterm() -> Iterator[None]:
+    """Within the block, the first SIGTERM raises Terminated in the main thread, also when it arrives within a finalizer, whose exceptions
+    Python drops. The handler of the signal stays after the block.
+    """
+    show = sys.unraisablehook
+
+    def repeat(dropped: sys.UnraisableHookArgs) -> None:
+        if isinstance(dropped.exc_value, Terminated):
+            signal.signal(signal.SIGTERM, _terminate)
+            threading.Timer(_REPEAT_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        else:
+            show(dropped)
+
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = repeat
+    try:
+        yield
+    finally:
+        sys.unraisablehook = show
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
@@ -289,10 +313,8 @@ def _ignore(_signal: int, _frame: FrameType | None) -> None:
     """Handles a SIGTERM after the first."""
 
 
-def _stop_or(error: Exception) -> Exception:
-    """The error to report: a stop, if `error` followed one. During a call of the JVM, py4j takes the exception of `_terminate` for an error
-    of its connection, and raises another one that does not name it.
-    """
+def _stop_or(error: BaseException) -> BaseException:
+    """The error to report: a stop, if `error` followed one, such as an error of a call that the stop broke off."""
     return Terminated(_STOPPED) if signal.getsignal(signal.SIGTERM) is _ignore else error
 
 

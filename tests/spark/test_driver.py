@@ -102,21 +102,50 @@ def test_a_broken_input_is_a_configuration_failure_without_secrets(tmp_path, spe
     assert "hunter2" not in json.dumps(report) + err
 
 
-def test_a_stop_during_a_call_of_the_jvm_is_reported_as_a_stop(tmp_path, spec, local_spark, monkeypatch, capsys):
-    """py4j takes the exception for an error of its connection: the report had Py4JError. In this process, as above."""
+class StopsAsItSends:
+    """A socket. SIGTERM arrives while it sends."""
+
+    def __init__(self, sends: Any) -> None:
+        self._sends = sends
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sends, name)
+
+    def sendall(self, data: bytes) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        self._sends.sendall(data)
+
+
+class StopsAsItEnds:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def stop_within_a_call(thread: int) -> None:
+    """Sends SIGTERM to the thread once it is in a call of the JVM."""
+    while not any("py4j" in frame.filename for frame in traceback.extract_stack(sys._current_frames()[thread])):
+        pass
+    signal.pthread_kill(thread, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("when", ["within a call", "as a call is sent", "as an object ends"])
+def test_a_stop_is_never_lost(tmp_path, spec, local_spark, monkeypatch, capsys, when):
+    """py4j took the exception for an error of its connection: the report had Py4JError, or py4j sent the call again and the run went on.
+    Python drops the exceptions of a finalizer. In this process, as above.
+    """
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     handler, this_thread = signal.getsignal(signal.SIGTERM), threading.get_ident()
 
-    def stop() -> None:
-        while not any(
-            "py4j" in frame.filename for frame in traceback.extract_stack(sys._current_frames()[this_thread])
-        ):
-            pass
-        signal.pthread_kill(this_thread, signal.SIGTERM)
-
     def waits(spark: SparkSession, *_: Any, **__: Any) -> None:
         sleep = spark._jvm.java.lang.Thread.sleep
-        threading.Thread(target=stop).start()
+        match when:
+            case "within a call":
+                threading.Thread(target=stop_within_a_call, args=(this_thread,)).start()
+            case "as a call is sent":
+                connection = spark._jvm._gateway_client.get_thread_connection()
+                connection.socket = StopsAsItSends(connection.socket)
+            case _:
+                StopsAsItEnds()
         sleep(60_000)
 
     monkeypatch.setattr(sink, "run_sink", waits)
@@ -127,6 +156,7 @@ def test_a_stop_during_a_call_of_the_jvm_is_reported_as_a_stop(tmp_path, spec, l
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["outcome"], report["class"]) == ("Failed", "Application")
     assert report["message"] == "Terminated: stopped by SIGTERM; the run was not finished"
+    assert local_spark.range(3).count() == 3, "the next call gets its own answer"
     capsys.readouterr()
 
 

@@ -22,7 +22,7 @@ from pyspark import SparkFiles
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
-from persist_spark.failures import ExitCode, Terminated, UserCodeFailed, explained
+from persist_spark.failures import ExitCode, UserCodeFailed, explained
 from persist_spark.session import set_required
 from persist_spark.spec import ConfigurationError, Input, PythonFunction
 
@@ -158,8 +158,6 @@ def _users_code(function: PythonFunction, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except Terminated:
-        raise
     except (Exception, SystemExit) as error:
         chain = _chain(error)
         codes = [explained(one)[0] for one in chain]
