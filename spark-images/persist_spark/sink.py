@@ -237,7 +237,7 @@ class Run:
         digest, after = RunToken.decode(self.expected.token).rows, self.expected.upper.newest_complete
         if digest is None or not _is_unchanged(reader, after, minted.as_of):
             return None
-        return self.staging.unchanged(rows, minted, digest, since=after)
+        return self.staging.unchanged(rows, minted, digest, since=after, held_rows=_rows_held(reader, minted.as_of))
 
     # -- append --------------------------------------------------------------------------------------------------------
 
@@ -304,6 +304,15 @@ class Run:
     def _done_before(self, upper: Antichain) -> SinkReport:
         self.log.event("already_done", upper=upper.time)
         return SinkReport(run_id=self.spec.run_id, upper=upper.time, already_done=True)
+
+
+def _rows_held(reader: ReadHandle, as_of: int) -> int:
+    """An upper bound of the number of rows of the shard. Reads no parts."""
+    snapshot = reader.snapshot(Antichain.of(as_of))
+    if isinstance(snapshot, SinceAhead):
+        raise Fenced(f"the lease of {reader} expired before its first use; run it again")
+    with snapshot:
+        return snapshot.rows_estimate
 
 
 def _is_unchanged(reader: ReadHandle, after: int, upto: int) -> bool:

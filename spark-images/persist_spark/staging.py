@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -25,21 +26,12 @@ from persist_spark.envelopes.collected import collected, error_column, is_error,
 from persist_spark.envelopes.commands import key_text, null_faults, upsert_commands
 from persist_spark.envelopes.compared import Difference, difference_of_commands, difference_of_rows
 from persist_spark.envelopes.copied import Copied, copied
-from persist_spark.envelopes.corrected import staged_corrections, with_counts
+from persist_spark.envelopes.corrected import staged_corrections
 from persist_spark.envelopes.debezium import debezium_commands
 from persist_spark.envelopes.mirror import WantedRows, both_sides, hashed, scanned
-from persist_spark.envelopes.persisted import Persisted, persisted, tasks_for
+from persist_spark.envelopes.persisted import persisted, tasks_for
 from persist_spark.envelopes.run_keys import RunKeys
-from persist_spark.envelopes.sketch import (
-    Differing,
-    Sums,
-    buckets_of,
-    desired_sums,
-    differing,
-    persisted_sums,
-    tasks_within,
-    within,
-)
+from persist_spark.envelopes.sketched import SketchedMirror
 from persist_spark.frames import fields_of
 from persist_spark.partitions import STAGED_DDL, StageRows, StageTask
 from persist_spark.report import Log
@@ -171,7 +163,7 @@ class StagedRows:
 
 @dataclass(kw_only=True)
 class Staging:
-    """Stages frames for one sink, one at a time. Its only state is its handles, `has_notes` and `desired`."""
+    """Stages frames for one sink, one at a time. Its only state is its handles, `has_notes` and a sketch."""
 
     spark: SparkSession
     spec: SinkSpec
@@ -186,8 +178,15 @@ class Staging:
     """The upper of the sink's progress that the appends of this run expect."""
     has_notes: bool = False
     """Whether this run may have stored notes."""
-    desired: Sums | None = None
-    """The sums of a Mirror's rows, from `unchanged` for the next `stage`."""
+
+    @cached_property
+    def _sketched(self) -> SketchedMirror:
+        return SketchedMirror(
+            schema=self.schema,
+            parallelism=self.spec.write.parallelism,
+            delete=lambda tasks: self.writer.delete_batches(self._batches(tasks)),
+            log=self.log,
+        )
 
     @property
     def reads_back(self) -> bool:
@@ -238,20 +237,20 @@ class Staging:
         task = self._stage_task(times_of)
         return self._staged(StageRows(task).staged(rows.to_batches()).to_pylist(), times_of)
 
-    def unchanged(self, rows: DataFrame, minted: Minted, digest: bytes, *, since: int) -> StagedRows | None:
+    def unchanged(
+        self, rows: DataFrame, minted: Minted, digest: bytes, *, since: int, held_rows: int
+    ) -> StagedRows | None:
         """The result of a Mirror whose rows have the `digest` of the rows that the shard already holds: no batches. None when the rows have
-        another digest. `since`: the time of that digest. Does not read the shard.
+        another digest. `since`: the time of that digest. `held_rows`: about the number of rows of the shard. Does not read the shard.
         """
         self.spark.sparkContext.setJobDescription(f"{self.spec.sink_id}: compare with the last run")
         # The sums of a sketch are a digest too. They take longer than a digest alone, but if rows have changed, `stage` needs them.
-        self.desired = self._desired_sums(rows, newer_than=since)
-        if self.desired is None:
+        wanted = self._sketched.wanted(rows, held_rows, newer_than=since)
+        if wanted is None:
             # The files of an input without SQL need no shuffle. The query of a user may need any.
             is_plain = self.spec.input.python is None and self.spec.input.sql is None
             with planned_once(self.spark) if is_plain else nullcontext():
                 wanted = scanned(rows, self.schema)
-        else:
-            wanted = self.desired.wanted
         if wanted is None or wanted.digest(self.schema) != digest:
             return None
         self._refuse_empty(wanted.rows)
@@ -335,45 +334,11 @@ class Staging:
         times = Times.of(minted)
         task = self._stage_task(times)
         with persisted(self.spark, reader, as_of, self.schema, blob=self.spec.blob) as contents:
-            found = self._differing(flat, contents)
-            tasks = None if found is None else self._corrected_within(found, flat, contents, task)
+            tasks = self._sketched.staged(flat, contents, task)
             if tasks is None:
                 both, count = both_sides(flat, contents.rows(), self.schema), tasks_for(flat, contents)
                 tasks = staged_corrections(both, task, count, wanted=self.spec.write.parallelism)
             return self._staged(tasks, times)
-
-    def _differing(self, desired: DataFrame, contents: Persisted) -> Differing | None:
-        """Compares both sides by a sketch. Returns None when a sketch is not worth its cost, or shows many differences."""
-        ours, self.desired = self.desired, None
-        ours = ours or self._desired_sums(desired)
-        if ours is None:
-            return None
-        buckets = len(ours.net)
-        theirs = persisted_sums(contents, buckets)
-        found = None if theirs is None else differing(ours, theirs)
-        self.log.event("sketched", buckets=buckets, differing=None if found is None else len(found.numbers))
-        return found
-
-    def _desired_sums(self, desired: DataFrame, *, newer_than: int | None = None) -> Sums | None:
-        buckets = buckets_of(desired, newer_than=newer_than)
-        return None if buckets is None else desired_sums(desired, self.schema, buckets)
-
-    def _corrected_within(
-        self, found: Differing, desired: DataFrame, contents: Persisted, task: StageTask
-    ) -> list[Any] | None:
-        """Stages the corrections of the rows in differing buckets. Returns None, and stages nothing, if the input changed since."""
-        tasks: list[Any] = []
-        if len(found.numbers):
-            both, count = within(desired, contents, found), tasks_within(desired, found)
-            tasks = staged_corrections(both, task, count, wanted=self.spec.write.parallelism, is_net=True)
-        net = added(map(sums_of, tasks))
-        if net != found.net:
-            self.log.event("changed_input", sketched=found.net[0], compared=net[0])
-            self.writer.delete_batches(self._batches(tasks))
-            return None
-        ours = found.desired
-        counts = {"rows": ours.rows, "errors": ours.errors, "low": ours.low, "high": ours.high}
-        return with_counts(counts, tasks)
 
     def _write_commands(self, minted: Minted, reader: ReadHandle | None, rows: DataFrame) -> StagedRows:
         commands = copied(rows, self.schema, shard_order(self.spec))

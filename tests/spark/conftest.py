@@ -28,6 +28,8 @@ twins_module, landing_run, envelope_run, catalog_world, warm_daemon, *_ = neighb
     "stream_world",
     "query_modes",
     "query_shard",
+    "mirror_files",
+    "all_types",
 )
 (build_catalog,) = neighbours(str(Path(__file__).parents[2] / "spark-images/catalog/README.md"), "build_catalog")
 

@@ -1,6 +1,5 @@
 """A Mirror of large files: a sketch finds the rows that may differ, and only they are exchanged. The shard then holds the input's rows."""
 
-import json
 import os
 import random
 from collections import Counter
@@ -11,24 +10,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from envelope_run import Target
 from hypothesis import given
 from hypothesis import settings as drawn
 from hypothesis import strategies as st
-from persist_engine.base.env import SystemEnv
+from mirror_files import MIRROR, Files, as_counted, put, rows_of
 from persist_kit.depth import draws
-from persist_spark import frames, sink, staging
-from persist_spark.envelopes import sketch
+from persist_spark import frames, staging
+from persist_spark.envelopes import sketch, sketched, small
 from persist_spark.envelopes.mirror import WantedRows, hashed
 from persist_spark.envelopes.sketch import AddUp, SumUp, buckets_of
 from persist_spark.failures import FailureClass, classify
-from persist_spark.report import Log, SinkReport
-from persist_spark.spec import Envelope, EnvelopeType, Input, OnError, Write
+from persist_spark.spec import OnError
 from pyspark.sql import SparkSession
 
-MIRROR = Envelope(type=EnvelopeType.MIRROR)
 BUCKETS = 1 << 6
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -151,45 +146,13 @@ def test_few_rows_go_through_few_partitions(monkeypatch):
 # -- whole sinks ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_sketches(monkeypatch) -> None:
-    """Also small inputs are sketched."""
+@pytest.fixture(params=["driver", "tasks"])
+def small_sketches(request, monkeypatch) -> str:
+    """Also small inputs are sketched, by the driver or by tasks. Both ways write the same updates."""
     monkeypatch.setattr(sketch, "SKETCHED_BYTES", 0)
-
-
-class Files:
-    """A shard and the Mirrors of Parquet files in one folder."""
-
-    def __init__(self, target: Target) -> None:
-        self.target, self.folder, self.runs = target, target.folder / "files", 0
-        self.folder.mkdir()
-
-    def put(self, *tables: pa.Table) -> None:
-        """The folder then has these files alone."""
-        for file in self.folder.iterdir():
-            file.unlink()
-        for number, table in enumerate(tables):
-            put(table, self.folder / f"{number}.parquet")
-
-    def run(self, envelope: Envelope = MIRROR, sql: str | None = None) -> SinkReport:
-        self.runs += 1
-        spec = self.target.spec([], "id BIGINT", envelope, write=Write(parallelism=None), run_id=f"f-{self.runs}")
-        options = {"path": str(self.folder)}
-        spec = replace(spec, input=Input(format="parquet", options=options, sql=sql, allow_empty=True))
-        log = Log(self.target.lines, SystemEnv())
-        self.target.lines.seek(0)
-        self.target.lines.truncate()
-        return sink.run_sink(self.target.spark, spec, log=log)
-
-    def event(self, name: str) -> dict[str, Any] | None:
-        """The first event of this name that the last run logged."""
-        lines = map(json.loads, self.target.lines.getvalue().splitlines())
-        return next((line for line in lines if line["event"] == name), None)
-
-
-def put(table: pa.Table, file: Path) -> None:
-    """Files of equal tables but for their numbers have equal sizes."""
-    pq.write_table(table, file, use_dictionary=False, compression="NONE", write_statistics=False)
+    if request.param == "tasks":
+        monkeypatch.setattr(small, "ROWS_MAX", -1)
+    return request.param
 
 
 @pytest.fixture
@@ -205,20 +168,6 @@ TYPE = pa.schema(
         "at": pa.struct({"x": pa.int32(), "y": pa.string()}),
     }
 )
-
-
-def rows_of(target: Target) -> Counter[str]:
-    """The rows of the shard, as text, with their diffs."""
-    upper = target.client.recent_upper(target.id).time
-    with target.client.open_leased_reader(target.id, purpose="test") as reader:
-        rows = reader.snapshot(upper - 1).to_table().to_pylist()
-    return Counter({repr([*row["key"].values(), *row["val"].values()]): row["diff"] for row in rows})
-
-
-def as_counted(*tables: pa.Table) -> Counter[str]:
-    """The rows of the tables. Negative zeros count as zeros."""
-    rows = [list(row.values()) for table in tables for row in table.to_pylist()]
-    return Counter(repr([each + 0.0 if isinstance(each, float) else each for each in row]) for row in rows)
 
 
 def random_rows(rng: random.Random, count: int) -> list[dict[str, Any]]:
@@ -382,12 +331,12 @@ def test_an_input_that_changes_between_its_two_readings(files, monkeypatch, seco
     second_rows = ids({50: -3} | second)
     files.put(first)
 
-    def within(*args: Any) -> Any:
+    def differing(*args: Any) -> Any:
         put(second_rows, files.folder / "0.parquet")
-        return sketch.within(*args)
+        return sketch.differing(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(staging, "within", within)
+        patch.setattr(sketched, "differing", differing)
         report = files.run()
     assert (files.event("changed_input") is not None) == is_noticed
     assert report.rows_read == 200
@@ -402,12 +351,12 @@ def test_files_that_are_gone_at_the_second_reading(files, monkeypatch):
     files.run()
     files.put(ids({7: -1}).slice(0, 100), ids({}).slice(100))
 
-    def within(*args: Any) -> Any:
+    def differing(*args: Any) -> Any:
         (files.folder / "1.parquet").unlink()
-        return sketch.within(*args)
+        return sketch.differing(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(staging, "within", within)
+        patch.setattr(sketched, "differing", differing)
         with pytest.raises(Exception, match="FILE_NOT_EXIST") as raised:
             files.run()
     failure = classify(raised.value)

@@ -28,6 +28,8 @@ class Persisted:
     parts: ReadParts
     size_bytes: int
     """The bytes that reading them fetches."""
+    rows_estimate: int
+    """An upper bound of the number of rows."""
 
     def rows(self, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] | None = None) -> DataFrame:
         """The rows that `parts` reads, or (`task`) some of them. Plans only."""
@@ -52,7 +54,9 @@ def persisted(spark: SparkSession, reader: ReadHandle, as_of: int, schema: Schem
         raise Fenced(f"the lease of {reader} expired before its first use; run it again")
     with snapshot:
         groups = grouped(snapshot.lease_parts(), cores=parallelism_of(spark))
-        yield Persisted(spark, schema, ReadParts(blob=blob, groups=groups), snapshot.bytes_estimate)
+        yield Persisted(
+            spark, schema, ReadParts(blob=blob, groups=groups), snapshot.bytes_estimate, snapshot.rows_estimate
+        )
 
 
 def tasks_for(desired: DataFrame, contents: Persisted) -> int | None:

@@ -15,7 +15,7 @@ change. If the net sums are equal, the corrections are those of the first readin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,7 @@ _BUCKET, _ERROR = "bucket", "error"
 _COUNTS = ("rows", "low", "high", "errors", "large_rows")
 _PIECE_DDL = ", ".join(("piece bigint, net binary", *(f"{name} bigint" for name in _COUNTS)))
 _Integers = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +146,14 @@ def _is_newer(relation: Any, time_ms: int) -> bool:
     return any(files.apply(index).getModificationTime() > time_ms for index in range(count))
 
 
-def desired_sums(desired: DataFrame, schema: Schema, buckets: int) -> Sums | None:
-    """The sums of the flat rows `desired`. Runs one job. Returns None when the pieces are not from one reading of the input."""
+def desired_hashes(desired: DataFrame, schema: Schema) -> DataFrame:
+    """The HASH of the flat rows `desired`, and whether each is an `error`, if rows may be errors. Plans only."""
     error = [is_error(schema).alias(_ERROR)] if holds_errors(schema) else []
-    hashes = hashed(desired, schema).select(HASH, *error)
+    return hashed(desired, schema).select(HASH, *error)
+
+
+def desired_sums(hashes: DataFrame, buckets: int) -> Sums | None:
+    """The sums of `hashes` (`desired_hashes`). Runs one job. Returns None when the pieces are not from one reading of the input."""
     return _sums(hashes.mapInArrow(SumUp(buckets), _PIECE_DDL), buckets)
 
 
@@ -175,13 +180,16 @@ def total(pieces: Sequence[Mapping[str, Any]], buckets: int) -> Sums | None:
     net = np.zeros((_PIECES, buckets // _PIECES), np.int64)
     for piece in pieces:
         net[piece["piece"]] += np.frombuffer(piece["net"], np.int64)
-    counts = {name: sum(piece[name] for piece in pieces) for name in _COUNTS}
+    return _total(net.reshape(buckets), {name: sum(piece[name] for piece in pieces) for name in _COUNTS})
+
+
+def _total(net: _Integers, counts: Mapping[str, int]) -> Sums | None:
     low, high = counts["low"] % SUMS_MODULUS, counts["high"] % SUMS_MODULUS
     # SUBTLE: Spark repeats a task whose executor is lost. Some pieces may then come from its first reading, and others from its second.
     is_whole = (int(net.sum()) - low - (high << 32)) % SUMS_MODULUS == 0
     if counts["large_rows"] or not is_whole:
         return None
-    return Sums(net.reshape(buckets), counts["rows"], low, high, counts["errors"])
+    return Sums(net, counts["rows"], low, high, counts["errors"])
 
 
 def differing(desired: Sums, persisted: Sums) -> Differing | None:
@@ -214,9 +222,13 @@ def within(desired: DataFrame, contents: Persisted, found: Differing) -> DataFra
     """The rows of both sides (`mirror.both_sides`) that are in the differing buckets. Plans only."""
     schema, parts = contents.schema, contents.parts
     rows = contents.rows(PartsWithin(parts, found) if can_hash(schema) else None)
-    buckets = F.broadcast(desired.sparkSession.createDataFrame(pa.table({_BUCKET: found.numbers})))
-    both = both_sides(desired, rows, schema)
-    return both.join(buckets, F.col(HASH).bitwiseAND(found.of - 1) == F.col(_BUCKET), "left_semi")
+    return rows_within(both_sides(desired, rows, schema), found)
+
+
+def rows_within(hashes: DataFrame, found: Differing) -> DataFrame:
+    """The rows of `hashes`, which have HASH, that are in the differing buckets. Plans only."""
+    buckets = F.broadcast(hashes.sparkSession.createDataFrame(pa.table({_BUCKET: found.numbers})))
+    return hashes.join(buckets, F.col(HASH).bitwiseAND(found.of - 1) == F.col(_BUCKET), "left_semi")
 
 
 # -- tasks ---------------------------------------------------------------------------------------------------------------
@@ -231,6 +243,16 @@ class SumUp:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the pieces of the sums of the buckets, with the counts beside the first. Uses 8 bytes a bucket."""
         give_back_freed_memory()
+        net, counts = self._added(batches)
+        for number, piece in enumerate(np.split(net, _PIECES)):
+            yield _piece(number, piece, counts)
+            counts = dict.fromkeys(_COUNTS, 0)
+
+    def sums(self, batches: Iterable[pa.RecordBatch]) -> Sums | None:
+        """The sums of `batches`, which are one side. Returns None when a diff is too large."""
+        return _total(*self._added(batches))
+
+    def _added(self, batches: Iterable[pa.RecordBatch]) -> tuple[_Integers, dict[str, int]]:
         net = np.zeros(self.buckets, np.int64)
         counts = dict.fromkeys(_COUNTS, 0)
         for batch in batches:
@@ -245,9 +267,7 @@ class SumUp:
             errors = batch.column(_ERROR).true_count if _ERROR in batch.schema.names else 0
             np.add.at(net, bucket, hashes)
             _add(counts, rows=rows, low=int(low.sum()), high=int(high.sum()), errors=errors, large_rows=large)
-        for number, piece in enumerate(np.split(net, _PIECES)):
-            yield _piece(number, piece, counts)
-            counts = dict.fromkeys(_COUNTS, 0)
+        return net, counts
 
 
 class SumUpParts:
@@ -258,24 +278,21 @@ class SumUpParts:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the pieces of the sums of the groups with the given numbers."""
-        return self.sum_up(_hashes(rows) for rows in self.parts(batches))
+        return self.sum_up(hashes_of(rows) for rows in self.parts(batches))
 
 
 class PartsWithin:
     """The rows of groups of parts that are in differing buckets."""
 
     def __init__(self, parts: ReadParts, found: Differing) -> None:
-        self.parts, self.of = parts, found.of
-        is_within = np.zeros(found.of, np.bool_)
-        is_within[found.numbers] = True
-        self.bits = np.packbits(is_within).tobytes()
+        self.parts = parts
+        self.bits = np.packbits(is_differing(found)).tobytes()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields these rows of the groups with the given numbers. Uses a byte a bucket."""
-        is_within = np.unpackbits(np.frombuffer(self.bits, np.uint8)).astype(np.bool_)
+        differs = np.unpackbits(np.frombuffer(self.bits, np.uint8)).astype(np.bool_)
         for rows in self.parts(batches):
-            buckets = _hashes(rows).column(HASH).to_numpy() & (self.of - 1)
-            yield rows.filter(pa.array(is_within[buckets]))
+            yield selected(rows, hashes_of(rows).column(HASH), differs)
 
 
 class AddUp:
@@ -293,7 +310,19 @@ class AddUp:
             yield _piece(number, net, counts)
 
 
-def _hashes(rows: pa.RecordBatch) -> pa.RecordBatch:
+def is_differing(found: Differing) -> _Flags:
+    """Whether each bucket differs."""
+    differs = np.zeros(found.of, np.bool_)
+    differs[found.numbers] = True
+    return differs
+
+
+def selected(rows: pa.RecordBatch, hashes: pa.Array, differs: _Flags) -> pa.RecordBatch:
+    """The rows, which have `hashes`, in differing buckets (`is_differing`)."""
+    return rows.filter(pa.array(differs[hashes.to_numpy() & (len(differs) - 1)]))
+
+
+def hashes_of(rows: pa.RecordBatch) -> pa.RecordBatch:
     """The hash of each flat row (`mirror.hashed`), and its diff."""
     names = [name for name in rows.schema.names if name != DIFF]
     hashes = row_hashes([rows.column(name) for name in names])

@@ -1,0 +1,150 @@
+"""The sketch and the corrections of a small Mirror, in the driver's memory. Executors read only the input.
+
+The driver collects the hashes of the input, and reads the shard itself. Both sides then need no Python workers, and the shard's rows are
+hashed once. Of the input's rows in differing buckets, the driver collects as many as it expects. If there are more, or longer ones,
+or others than the sketch shows, executors make the corrections (`corrected.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from persist_engine.base.settings import MIB
+from persist_engine.rows.schema import Schema
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+
+from persist_spark.columns import flat_columns, struct_column
+from persist_spark.envelopes.mirror import hashed
+from persist_spark.envelopes.persisted import Persisted
+from persist_spark.envelopes.row_hash import can_hash
+from persist_spark.envelopes.sketch import Differing, Sums, SumUp, hashes_of, is_differing, rows_within, selected
+from persist_spark.frames import DIFF, HASH, SMALL_BYTES, fields_of, planned_bytes, texts_of
+from persist_spark.partitions import NetCounter, StageCorrections, StageTask
+from persist_spark.session import planned_once
+
+#: The most rows of a side. The driver keeps 8 bytes of each row of the shard, and gets 8 bytes of each row of the input.
+ROWS_MAX = 1 << 21
+#: The most bytes of the shard. One core decodes and hashes them in a second or two.
+SHARD_BYTES_MAX = 16 * MIB
+#: The most bytes of the rows in differing buckets, of each side, in memory.
+WITHIN_BYTES_MAX = 16 * MIB
+#: A side that had n rows may have this many times n now, and ROWS_MORE beside them.
+_GROWTH, _ROWS_MORE = 2, 1 << 12
+#: The texts of a row may be this many times as long as an average row of the shard, and at least _TEXT_BYTES long.
+_LONGER, _TEXT_BYTES = 8, 1 << 10
+
+
+def rows_max(desired: DataFrame, schema: Schema, held_rows: int) -> int | None:
+    """The most rows of `desired` whose hashes the driver collects, while the shard holds about `held_rows`. None when the Mirror is not
+    small, by Spark's estimate of `desired`.
+    """
+    size_bytes = planned_bytes(desired)
+    is_small = size_bytes is not None and size_bytes < SMALL_BYTES and held_rows <= ROWS_MAX and can_hash(schema)
+    return min(ROWS_MAX, _GROWTH * held_rows + _ROWS_MORE) if is_small else None
+
+
+def first_rows(frame: DataFrame, count: int) -> DataFrame:
+    """At most `count` rows of each partition of `frame`. Plans only. `DataFrame.limit` would run another stage."""
+    place = F.monotonically_increasing_id().bitwiseAND((1 << 33) - 1)
+    return frame.where(place < count)
+
+
+def collected_sums(hashes: DataFrame, buckets: int, most: int) -> Sums | None:
+    """The sums of `hashes` (`sketch.desired_hashes`), added up by the driver. Runs one job. Returns None when there are more than `most`
+    rows.
+    """
+    # A partition with more rows returns one too many, so that the total shows it.
+    table = first_rows(hashes, most + 1).toArrow()
+    return None if table.num_rows > most else SumUp(buckets).sums(table.to_batches())
+
+
+class SmallShard:
+    """The contents of a small shard, read in this process. Its only state is the hashes of their rows."""
+
+    def __init__(self, contents: Persisted) -> None:
+        self._contents = contents
+        self._hashes: list[pa.Array] = []
+        self._size_bytes = 0
+        """The bytes of the rows in memory."""
+
+    @classmethod
+    def of(cls, contents: Persisted) -> SmallShard | None:
+        """None when the contents are not small."""
+        is_small = contents.rows_estimate <= ROWS_MAX and contents.size_bytes <= SHARD_BYTES_MAX
+        return cls(contents) if is_small and can_hash(contents.schema) else None
+
+    @property
+    def _row_bytes(self) -> float:
+        return self._size_bytes / max(1, sum(map(len, self._hashes)))
+
+    def sums(self, buckets: int) -> Sums | None:
+        """See `sketch.persisted_sums`. Reads the shard. Keeps 8 bytes of each row."""
+        self._hashes, self._size_bytes = [], 0
+        return SumUp(buckets).sums(self._hashed())
+
+    def _hashed(self) -> Iterator[pa.RecordBatch]:
+        for rows in self._rows():
+            hashes = hashes_of(rows)
+            self._hashes.append(hashes.column(HASH))
+            self._size_bytes += rows.nbytes
+            yield hashes
+
+    def corrected(self, desired: DataFrame, found: Differing, task: StageTask) -> list[dict[str, Any]] | None:
+        """Stages the corrections of the rows in the differing buckets. Needs the hashes of `sums`, reads the shard again, and runs one job
+        over `desired`. Returns rows of STAGED_SCHEMA, whose counts are those of StageCorrections with `is_net`. Returns None, and stages
+        nothing, when these rows might need too much memory, and when they are not those of the sums.
+        """
+        share = len(found.numbers) / found.of
+        most = int(_GROWTH * share * found.desired.rows) + _ROWS_MORE
+        if max(most, share * sum(map(len, self._hashes))) * self._row_bytes > WITHIN_BYTES_MAX:
+            return None
+        theirs = list(self._within(found))
+        ours = self._desired(desired, found, most)
+        if ours is None:
+            return None
+        both = pa.Table.from_batches([*ours, *theirs])
+        counter = NetCounter()
+        for batch in both.to_batches():
+            counter.counted(batch)
+        if (counter.rows, *counter.sums) != found.net:
+            return None
+        rows: list[dict[str, Any]] = [
+            row
+            for out in StageCorrections(task, is_net=True)(iter(both.sort_by(HASH).to_batches()))
+            for row in out.to_pylist()
+        ]
+        return rows
+
+    def _rows(self) -> Iterator[pa.RecordBatch]:
+        parts = self._contents.parts
+        return parts(iter([pa.record_batch({"id": pa.array(range(len(parts.groups)), pa.int64())})]))
+
+    def _within(self, found: Differing) -> Iterator[pa.RecordBatch]:
+        """The rows of the shard, flat, with the negated DIFF and with HASH."""
+        differs = is_differing(found)
+        for rows, hashes in zip(self._rows(), self._hashes, strict=True):
+            # The parts yield the same rows in the same order each time. New hashes of these few rows let the net sums prove it.
+            chosen = selected(rows, hashes, differs)
+            yield chosen.append_column(HASH, hashes_of(chosen).column(HASH))
+
+    def _desired(self, desired: DataFrame, found: Differing, most: int) -> Sequence[pa.RecordBatch] | None:
+        """The rows of the input, as those of `_within`. None when there are more than `most`. Leaves out rows with long texts."""
+        schema = self._contents.schema
+        fields = fields_of(schema)
+        texts = [f"coalesce(octet_length({text}), 0)" for f in fields for text in texts_of(f.column, f.type)]
+        rows = hashed(desired.select(*(f.column for f in fields)), schema)
+        if texts:
+            longest = max(_TEXT_BYTES, int(_LONGER * self._row_bytes))
+            rows = rows.where(f"{' + '.join(texts)} <= {longest}")
+        with planned_once(desired.sparkSession):
+            found_rows = first_rows(rows_within(rows, found), most + 1).toArrow()
+        if found_rows.num_rows > most:
+            return None
+        key, val = struct_column(found_rows, "k", schema.key_type), struct_column(found_rows, "v", schema.val_type)
+        columns = flat_columns(key, val)
+        columns[DIFF] = pa.repeat(pa.scalar(1, pa.int64()), found_rows.num_rows)
+        columns[HASH] = found_rows.column(HASH).combine_chunks()
+        return [pa.RecordBatch.from_pydict(columns)]

@@ -1,0 +1,106 @@
+"""A small Mirror: the driver compares both sides itself. If it cannot, tasks do, and the shard then holds the same rows."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from all_types import KEY, SCHEMA, VALUE, rows_of_all_types
+from mirror_files import Files, rows_of
+from persist_spark.envelopes import sketch, sketched, small
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def _small_inputs_are_sketched(monkeypatch) -> None:
+    monkeypatch.setattr(sketch, "SKETCHED_BYTES", 0)
+
+
+@pytest.fixture
+def by_tasks(monkeypatch) -> list[str]:
+    """What tasks did, in place of the driver."""
+    done: list[str] = []
+    for name in ("desired_sums", "persisted_sums", "staged_corrections"):
+        monkeypatch.setattr(sketched, name, noting(done, getattr(sketched, name)))
+    return done
+
+
+def noting(done: list[str], function: Any) -> Any:
+    def noted(*args: Any, **more: Any) -> Any:
+        done.append(function.__name__)
+        return function(*args, **more)
+
+    return noted
+
+
+def texts(names: list[str]) -> pa.Table:
+    return pa.table({"id": pa.array(range(len(names))), "name": names})
+
+
+def all_types(seed: int, count: int) -> pa.Table:
+    """Rows with the names of SCHEMA."""
+    names = [field.name for field in (*SCHEMA.key, *SCHEMA.val)]
+    rows = rows_of_all_types(seed, count).rename_columns(names)
+    return rows.filter(rows.column("name").is_valid())  # NOT NULL
+
+
+def test_rows_of_all_types_need_no_tasks(make_target, by_tasks):
+    """The shard then holds what the first Mirror of the same rows writes into another shard."""
+    files, rng, rows = Files(make_target(KEY, VALUE)), random.Random(1), all_types(1, 400)
+    for turn in range(3):
+        files.put(rows.slice(0, 150), rows.slice(150))
+        assert files.run().rows_read == rows.num_rows
+        fresh = Files(make_target(KEY, VALUE))
+        fresh.put(rows)
+        fresh.run()
+        assert rows_of(files.target) == rows_of(fresh.target)
+        assert (files.event("sketched") is None) == (turn == 0)
+        assert files.run().updates_written == 0
+        rows = pa.concat_tables(
+            [rows.take(rng.sample(range(rows.num_rows), rows.num_rows - 10)), all_types(10 + turn, 10)]
+        )
+    assert by_tasks == []
+
+
+@pytest.mark.parametrize(
+    ("change", "done"),
+    [
+        ("few rows", []),
+        ("a long text", ["staged_corrections"]),
+        ("many copies of a row", ["staged_corrections"]),
+        ("many rows", ["desired_sums"]),
+        ("a large shard", ["persisted_sums", "staged_corrections"]),
+        ("large rows", ["staged_corrections"]),
+        ("a wanted parallelism", ["staged_corrections"]),
+    ],
+)
+def test_tasks_do_what_the_driver_cannot_hold(make_target, monkeypatch, by_tasks, change, done):
+    """Without a loss: the driver looks at each limit before it writes."""
+    monkeypatch.setattr(small, "_ROWS_MORE", 100)
+    files, names = Files(make_target("id BIGINT", "name STRING")), [f"n{each}" for each in range(1000)]
+    files.put(texts(names))
+    files.run()
+    changed, parallelism = texts(["changed", *names[1:]]), None
+    match change:
+        case "a long text":
+            changed = texts(["changed" * 1000, *names[1:]])
+        case "many copies of a row":
+            changed = pa.concat_tables([texts(names), *[texts(["n0"])] * 500])
+        case "many rows":
+            changed = texts(names * 3)
+        case "a large shard":
+            monkeypatch.setattr(small, "SHARD_BYTES_MAX", 10)
+        case "large rows":
+            monkeypatch.setattr(small, "WITHIN_BYTES_MAX", 1000)
+        case "a wanted parallelism":
+            parallelism = 2
+    files.put(changed)
+    assert files.run(parallelism=parallelism).rows_read == changed.num_rows
+    assert files.event("changed_input") is None
+    assert by_tasks[: len(done)] == done
+    assert bool(by_tasks) == bool(done)
+    counted = Counter(repr([row["id"], row["name"]]) for row in changed.to_pylist())
+    assert rows_of(files.target) == counted
+    assert files.run().updates_written == 0
