@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 HIDDEN = "***"
-_SCHEME = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,31}://", re.IGNORECASE)
+#: The begin of a URL up to user and password. Oracle's driver takes them before the slashes.
+_SCHEME = re.compile(r"(?<![a-z0-9+.-])(?:[a-z][a-z0-9+.-]{0,31}://|jdbc:oracle:[a-z0-9]{1,8}:)", re.IGNORECASE)
 _URL_END = re.compile(r"[\s\"]")
 #: A name before its value. Scala shows an entry of a map as `name -> value`.
 _NAMED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)\\*+[\"']?\s*+(?:[=:]|->)\s*+")
