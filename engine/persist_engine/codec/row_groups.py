@@ -84,9 +84,14 @@ def encoded_bytes(metadata: pq.FileMetaData, groups: Iterable[int]) -> int:
 def decoded_together(metadata: pq.FileMetaData, groups: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """`groups`, divided into the groups that are decoded at once."""
     out: list[list[int]] = []
+    narrow_rows = _narrow_rows(metadata.num_rows)
     rows = size_bytes = 0
     for number in groups:
         more_rows, more_bytes = rows_of(metadata, [number]), encoded_bytes(metadata, [number])
+        if (
+            more_rows < narrow_rows
+        ):  # Wide rows cut this group, at ROW_GROUP_BYTES in memory. Encoded, they may be far smaller.
+            more_bytes = max(more_bytes, ROW_GROUP_BYTES)
         if not out or rows + more_rows > DECODED_ROWS or size_bytes + more_bytes > DECODED_BYTES:
             out.append([])
             rows = size_bytes = 0

@@ -245,6 +245,23 @@ def test_many_rows_lie_in_row_groups_and_come_back_in_order() -> None:
     assert consolidate(decoded) is decoded
 
 
+def test_wide_rows_that_are_short_in_the_file_are_not_all_decoded_at_once() -> None:
+    """Rows with few different texts take a few bytes each in the file, which says nothing of their size in memory."""
+    schema, rows = Schema.from_ddl("id BIGINT", "text STRING"), 60_000
+    texts = pa.array([str(number % 10) * 1000 for number in range(rows)])
+    sides = [
+        pa.StructArray.from_arrays([array], [name]) for array, name in ((pa.array(range(rows)), "id"), (texts, "text"))
+    ]
+    ones = pa.array(np.ones(rows, dtype=np.int64))
+    table = pa.table([*sides, ones, ones], schema=schema.updates_schema)
+    data = encode_part(table, desc=DESC, schema=schema)
+    assert len(data) < row_groups.ROW_GROUP_BYTES
+    opened = open_part(data, key="k", schema=schema)
+    groups = [opened.read_group(group) for group in range(opened.groups)]
+    assert pa.concat_tables(groups).equals(table)
+    assert max(group.nbytes for group in groups) < 1.5 * row_groups.DECODED_BYTES < table.nbytes
+
+
 @pytest.mark.parametrize("is_opened", [True, False], ids=["opened", "decoded"])
 def test_no_thread_of_arrow_holds_the_bytes_when_the_rows_are_there(
     monkeypatch: pytest.MonkeyPatch, is_opened: bool
