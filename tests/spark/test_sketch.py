@@ -406,6 +406,8 @@ def test_a_sketch_is_made_of_large_files_of_columns_alone(local_spark: SparkSess
         parquet.selectExpr("explode(array(id, a)) as id"),
         parquet.mapInArrow(lambda batches: batches, parquet.schema),
         parquet.orderBy("a").limit(10),
+        local_spark.sql("select * from {rows} where a > (select avg(a) from {rows})", rows=parquet),
+        local_spark.sql("select id, exists(select 1 from {rows} where a > 9) as a from {rows}", rows=parquet),
     ]
     assert [buckets_of(frame) for frame in dear] == [None] * len(dear)
     monkeypatch.setattr(sketch, "planned_bytes", lambda _: 1 << 40)

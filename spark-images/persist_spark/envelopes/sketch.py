@@ -107,7 +107,8 @@ class Differing:
 
 def buckets_of(desired: DataFrame, *, newer_than: int | None = None) -> int | None:
     """The number of buckets for a sketch of `desired`. Returns None when a sketch is not worth a second reading, because the input is small
-    or needs more than columnar files, filters and expressions, or because no file was modified after `newer_than` (ms; None: whenever).
+    or needs more than columnar files, filters and expressions without subqueries, or because no file was modified after `newer_than` (ms;
+    None: whenever).
     """
     execution = desired._jdf.queryExecution()
     # Before Spark optimizes the plan, which takes longer than looking at the files.
@@ -116,6 +117,8 @@ def buckets_of(desired: DataFrame, *, newer_than: int | None = None) -> int | No
     plan = execution.optimizedPlan()
     size_bytes = planned_bytes(desired)
     if size_bytes is None or size_bytes < SKETCHED_BYTES or not node_names(plan) <= _CHEAP_NODES:
+        return None
+    if not plan.subqueriesAll().isEmpty():  # each reading would run them again
         return None
     leaves = plan.collectLeaves()
     relations = [leaves.apply(index).relation() for index in range(leaves.size())]
