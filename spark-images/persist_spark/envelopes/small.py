@@ -15,6 +15,7 @@ from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
+from pyspark.sql import types as T  # noqa: N812
 
 from persist_spark.columns import flat_columns, struct_column
 from persist_spark.envelopes.mirror import hashed
@@ -135,7 +136,14 @@ class SmallShard:
         schema = self._contents.schema
         fields = fields_of(schema)
         texts = [f"coalesce(octet_length({text}), 0)" for f in fields for text in texts_of(f.column, f.type)]
-        rows = hashed(desired.select(*(f.column for f in fields)), schema)
+        # SUBTLE: Arrow's cast in `toArrow` refuses a null struct whose fields are NOT NULL.
+        columns = [
+            F.col(f.column).cast(f.type._as_nullable()).alias(f.column)
+            if isinstance(f.type, T.StructType)
+            else f.column
+            for f in fields
+        ]
+        rows = hashed(desired.select(*columns), schema)
         if texts:
             longest = max(_TEXT_BYTES, int(_LONGER * self._row_bytes))
             rows = rows.where(f"{' + '.join(texts)} <= {longest}")
@@ -144,7 +152,7 @@ class SmallShard:
         if found_rows.num_rows > most:
             return None
         key, val = struct_column(found_rows, "k", schema.key_type), struct_column(found_rows, "v", schema.val_type)
-        columns = flat_columns(key, val)
-        columns[DIFF] = pa.repeat(pa.scalar(1, pa.int64()), found_rows.num_rows)
-        columns[HASH] = found_rows.column(HASH).combine_chunks()
-        return [pa.RecordBatch.from_pydict(columns)]
+        flat = flat_columns(key, val)
+        flat[DIFF] = pa.repeat(pa.scalar(1, pa.int64()), found_rows.num_rows)
+        flat[HASH] = found_rows.column(HASH).combine_chunks()
+        return [pa.RecordBatch.from_pydict(flat)]
