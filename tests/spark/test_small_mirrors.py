@@ -73,6 +73,9 @@ def test_rows_of_all_types_need_no_tasks(make_target, by_tasks):
         ("many rows", ["desired_sums"]),
         ("a large shard", ["persisted_sums", "staged_corrections"]),
         ("large rows", ["staged_corrections"]),
+        ("long texts of the shard", ["staged_corrections"]),
+        ("many texts", ["staged_corrections"]),
+        ("a small maxResultSize", ["desired_sums", "persisted_sums", "staged_corrections"]),
         ("a wanted parallelism", ["staged_corrections"]),
     ],
 )
@@ -85,7 +88,7 @@ def test_tasks_do_what_the_driver_cannot_hold(make_target, monkeypatch, by_tasks
     changed, parallelism = texts(["changed", *names[1:]]), None
     match change:
         case "a long text":
-            changed = texts(["changed" * 1000, *names[1:]])
+            changed = texts(["changed" * 20_000, *names[1:]])
         case "many copies of a row":
             changed = pa.concat_tables([texts(names), *[texts(["n0"])] * 500])
         case "many rows":
@@ -94,6 +97,15 @@ def test_tasks_do_what_the_driver_cannot_hold(make_target, monkeypatch, by_tasks
             monkeypatch.setattr(small, "SHARD_BYTES_MAX", 10)
         case "large rows":
             monkeypatch.setattr(small, "WITHIN_BYTES_MAX", 1000)
+        case "long texts of the shard":
+            files.put(texts(["long" * 2000, *names[1:]]))
+            files.run()
+            monkeypatch.setattr(small, "WITHIN_BYTES_MAX", 6000)
+            by_tasks.clear()
+        case "many texts":
+            monkeypatch.setattr(small, "_TEXT_BYTES_MAX", 1000)
+        case "a small maxResultSize":
+            monkeypatch.setattr(small, "_RESULT_BYTES", 1 << 40)
         case "a wanted parallelism":
             parallelism = 2
     files.put(changed)
@@ -114,4 +126,36 @@ def test_a_null_in_the_place_of_a_struct_with_not_null_fields(make_target, by_ta
     files.run()
     files.run(sql=f"SELECT id, {null} AS at FROM input WHERE id < 3")
     assert rows_of(files.target) == Counter(["[0, None]", "[1, None]", "[2, None]"])
+    assert by_tasks == []
+
+
+def test_the_driver_never_gets_many_more_rows_than_it_asks_for(local_spark, tmp_path):
+    """However many rows the partitions have."""
+    for _ in range(4):
+        local_spark.range(1000).coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small, "_SPREAD", 1)
+        rows, seen = local_spark.read.parquet(str(tmp_path / "in")), []
+        partitions = small.partitions_of(rows)
+        to_arrow = type(rows).toArrow
+        patch.setattr(type(rows), "toArrow", lambda frame: seen.append(to_arrow(frame)) or seen[-1])
+        assert small.first_rows(rows, 4000, 4000).num_rows == 4000
+        assert small.first_rows(rows, 3999, 4000) is None
+        assert small.first_rows(rows, 4000, 100) is None
+        assert seen[-1].num_rows == 101 * partitions
+        patch.setattr(small, "ROWS_MAX", 100)
+        hashes = rows.selectExpr("xxhash64(id) AS h")
+        assert small.collected_sums(hashes, 1 << 16, 4000) is None
+        assert seen[-1].num_rows <= 100 + partitions
+
+
+def test_many_changes_of_few_rows_need_no_tasks(make_target, by_tasks):
+    """Most buckets are empty, and each changed row is in a bucket of its own."""
+    files, rows = Files(make_target("id BIGINT", "name STRING")), 4000
+    files.put(texts([f"n{each}" for each in range(rows)]))
+    files.run()
+    changed = texts([f"{'m' if each % 2 else 'n'}{each}" for each in range(rows)])
+    files.put(changed)
+    assert files.run().updates_written == rows
+    assert sum(rows_of(files.target).values()) == rows
     assert by_tasks == []

@@ -23,7 +23,7 @@ from persist_spark.envelopes.sketch import (
     tasks_within,
     within,
 )
-from persist_spark.envelopes.small import SmallShard, collected_sums, rows_max
+from persist_spark.envelopes.small import BUCKETS_MAX, SmallShard, collected_sums, rows_max
 from persist_spark.partitions import StageTask
 from persist_spark.report import Log
 from persist_spark.resume.earlier import added, sums_of
@@ -83,8 +83,10 @@ class SketchedMirror:
         if buckets is None:
             return None
         hashes, most = desired_hashes(desired, self.schema), rows_max(desired, self.schema, held_rows)
-        collected = None if most is None else collected_sums(hashes, buckets, most)
-        return collected or desired_sums(hashes, buckets)
+        if most is None:
+            return desired_sums(hashes, buckets)
+        buckets = min(buckets, BUCKETS_MAX)
+        return collected_sums(hashes, buckets, most) or desired_sums(hashes, buckets)
 
     def _corrected(
         self, found: Differing, desired: DataFrame, contents: Persisted, small: SmallShard | None, task: StageTask

@@ -7,13 +7,15 @@ or others than the sketch shows, executors make the corrections (`corrected.py`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - what every Spark user calls it
 from pyspark.sql import types as T  # noqa: N812
 
@@ -30,36 +32,60 @@ from persist_spark.session import planned_once
 ROWS_MAX = 1 << 21
 #: The most bytes of the shard. One core decodes and hashes them in a second or two.
 SHARD_BYTES_MAX = 16 * MIB
-#: The most bytes of the rows in differing buckets, of each side, in memory.
-WITHIN_BYTES_MAX = 16 * MIB
+#: The most bytes of the rows in differing buckets, of each side, in memory. The driver sorts a copy of both, and stages another.
+WITHIN_BYTES_MAX = 8 * MIB
+#: The most buckets. The driver holds the sums of both sides.
+BUCKETS_MAX = 1 << 21
 #: A side that had n rows may have this many times n now, and ROWS_MORE beside them.
-_GROWTH, _ROWS_MORE = 2, 1 << 12
-#: The texts of a row may be this many times as long as an average row of the shard, and at least _TEXT_BYTES long.
-_LONGER, _TEXT_BYTES = 8, 1 << 10
+_GROWTH, _ROWS_MORE = 2, 1 << 9
+#: The driver asks for at most this many times the rows that it expects. Each partition may give the same share of them.
+_SPREAD = 2
+#: The most bytes of the texts of all rows that the driver asks for. Each row may have the same share of them.
+_TEXT_BYTES_MAX = 16 * MIB
+#: More bytes than one job gives the driver. Spark fails a job that gives more than the user allows.
+_RESULT_BYTES = 64 * MIB
+_CUT = "cut"
 
 
 def rows_max(desired: DataFrame, schema: Schema, held_rows: int) -> int | None:
     """The most rows of `desired` whose hashes the driver collects, while the shard holds about `held_rows`. None when the Mirror is not
-    small, by Spark's estimate of `desired`.
+    small, by Spark's estimate of `desired`, and when Spark must not give the driver so much.
     """
     size_bytes = planned_bytes(desired)
     is_small = size_bytes is not None and size_bytes < SMALL_BYTES and held_rows <= ROWS_MAX and can_hash(schema)
-    return min(ROWS_MAX, _GROWTH * held_rows + _ROWS_MORE) if is_small else None
+    if not is_small or not _may_collect(desired.sparkSession):
+        return None
+    return min(ROWS_MAX, _GROWTH * held_rows + _ROWS_MORE)
 
 
-def first_rows(frame: DataFrame, count: int) -> DataFrame:
-    """At most `count` rows of each partition of `frame`. Plans only. `DataFrame.limit` would run another stage."""
+def _may_collect(spark: SparkSession) -> bool:
+    conf = spark.sparkContext._jsc.sc().conf()
+    allowed: int = conf.getSizeAsBytes("spark.driver.maxResultSize", "1g")  # 0: as many as there are
+    return allowed == 0 or allowed >= _RESULT_BYTES
+
+
+def partitions_of(frame: DataFrame) -> int:
+    """The number of partitions of `frame`, whose plan has no joins. Runs no job."""
+    return max(1, int(frame._jdf.queryExecution().toRdd().getNumPartitions()))
+
+
+def first_rows(frame: DataFrame, most: int, each: int) -> pa.Table | None:
+    """The rows of `frame`. Runs one job. None when there are more than `most`, or more than `each` in a partition. However many there are,
+    the driver gets at most `each` rows of a partition, and one more. `DataFrame.limit` would run another stage.
+    """
     place = F.monotonically_increasing_id().bitwiseAND((1 << 33) - 1)
-    return frame.where(place < count)
+    first = frame.withColumn(_CUT, place).where(f"{_CUT} <= {each}").withColumn(_CUT, F.col(_CUT) == each)
+    table = first.toArrow()
+    is_cut = table.num_rows > most or pc.any(table.column(_CUT)).as_py()
+    return None if is_cut else table.drop_columns(_CUT)
 
 
 def collected_sums(hashes: DataFrame, buckets: int, most: int) -> Sums | None:
     """The sums of `hashes` (`sketch.desired_hashes`), added up by the driver. Runs one job. Returns None when there are more than `most`
-    rows.
+    rows, or far more in one partition than in others.
     """
-    # A partition with more rows returns one too many, so that the total shows it.
-    table = first_rows(hashes, most + 1).toArrow()
-    return None if table.num_rows > most else SumUp(buckets).sums(table.to_batches())
+    table = first_rows(hashes, most, _SPREAD * ROWS_MAX // partitions_of(hashes))
+    return None if table is None else SumUp(buckets).sums(table.to_batches())
 
 
 class SmallShard:
@@ -75,7 +101,8 @@ class SmallShard:
     def of(cls, contents: Persisted) -> SmallShard | None:
         """None when the contents are not small."""
         is_small = contents.rows_estimate <= ROWS_MAX and contents.size_bytes <= SHARD_BYTES_MAX
-        return cls(contents) if is_small and can_hash(contents.schema) else None
+        is_small = is_small and can_hash(contents.schema) and _may_collect(contents.spark)
+        return cls(contents) if is_small else None
 
     @property
     def _row_bytes(self) -> float:
@@ -99,12 +126,13 @@ class SmallShard:
         nothing, when these rows might need too much memory, and when they are not those of the sums.
         """
         share = len(found.numbers) / found.of
-        most = int(_GROWTH * share * found.desired.rows) + _ROWS_MORE
+        # Each differing bucket has a changed row of one side, and its share of the others.
+        most = int(_GROWTH * share * found.desired.rows) + len(found.numbers) + _ROWS_MORE
         if max(most, share * sum(map(len, self._hashes))) * self._row_bytes > WITHIN_BYTES_MAX:
             return None
-        theirs = list(self._within(found))
-        ours = self._desired(desired, found, most)
-        if ours is None:
+        theirs = self._within(found)
+        ours = None if theirs is None else self._desired(desired, found, most)
+        if theirs is None or ours is None:
             return None
         both = pa.Table.from_batches([*ours, *theirs])
         counter = NetCounter()
@@ -119,20 +147,29 @@ class SmallShard:
         ]
         return rows
 
-    def _rows(self) -> Iterator[pa.RecordBatch]:
+    def _rows(self) -> Generator[pa.RecordBatch, None, None]:
         parts = self._contents.parts
-        return parts(iter([pa.record_batch({"id": pa.array(range(len(parts.groups)), pa.int64())})]))
+        yield from parts(iter([pa.record_batch({"id": pa.array(range(len(parts.groups)), pa.int64())})]))
 
-    def _within(self, found: Differing) -> Iterator[pa.RecordBatch]:
-        """The rows of the shard, flat, with the negated DIFF and with HASH."""
-        differs = is_differing(found)
-        for rows, hashes in zip(self._rows(), self._hashes, strict=True):
-            # The parts yield the same rows in the same order each time. New hashes of these few rows let the net sums prove it.
-            chosen = selected(rows, hashes, differs)
-            yield chosen.append_column(HASH, hashes_of(chosen).column(HASH))
+    def _within(self, found: Differing) -> list[pa.RecordBatch] | None:
+        """The rows of the shard, flat, with the negated DIFF and with HASH. None when they are longer than the average row, and so exceed
+        WITHIN_BYTES_MAX.
+        """
+        differs, within, size_bytes = is_differing(found), [], 0
+        with closing(self._rows()) as read:
+            for rows, hashes in zip(read, self._hashes, strict=True):
+                # The parts yield the same rows in the same order each time. New hashes of these few rows let the net sums prove it.
+                chosen = selected(rows, hashes, differs)
+                within.append(chosen.append_column(HASH, hashes_of(chosen).column(HASH)))
+                size_bytes += within[-1].nbytes
+                if size_bytes > WITHIN_BYTES_MAX:
+                    return None
+        return within
 
     def _desired(self, desired: DataFrame, found: Differing, most: int) -> Sequence[pa.RecordBatch] | None:
-        """The rows of the input, as those of `_within`. None when there are more than `most`. Leaves out rows with long texts."""
+        """The rows of the input, as those of `_within`. None when there are more than `most`, or far more in one partition than in others.
+        Leaves out rows with long texts.
+        """
         schema = self._contents.schema
         fields = fields_of(schema)
         texts = [f"coalesce(octet_length({text}), 0)" for f in fields for text in texts_of(f.column, f.type)]
@@ -145,11 +182,11 @@ class SmallShard:
         ]
         rows = hashed(desired.select(*columns), schema)
         if texts:
-            longest = max(_TEXT_BYTES, int(_LONGER * self._row_bytes))
-            rows = rows.where(f"{' + '.join(texts)} <= {longest}")
+            rows = rows.where(f"{' + '.join(texts)} <= {_TEXT_BYTES_MAX // (_SPREAD * most)}")
+        each = _SPREAD * most // partitions_of(desired)
         with planned_once(desired.sparkSession):
-            found_rows = first_rows(rows_within(rows, found), most + 1).toArrow()
-        if found_rows.num_rows > most:
+            found_rows = first_rows(rows_within(rows, found), most, each)
+        if found_rows is None:
             return None
         key, val = struct_column(found_rows, "k", schema.key_type), struct_column(found_rows, "v", schema.val_type)
         flat = flat_columns(key, val)
