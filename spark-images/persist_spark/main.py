@@ -110,10 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_bytes=arguments.max_bytes,
             record_days=arguments.record_days,
         )
-        with _terminated_by_sigterm():
+        with _waiting_sigterm():
             return run_compact(compaction, arguments.report)
     stop = None if arguments.stop_port is None else StopPort(arguments.stop_port, arguments.stop_digest)
-    with _terminated_by_sigterm(), stop_served(stop, Log(sys.stderr, SystemEnv())):
+    with _waiting_sigterm(), stop_served(stop, Log(sys.stderr, SystemEnv())):
         return run_driver(
             arguments.spec,
             arguments.report,
@@ -207,17 +207,17 @@ def run_driver(
     spec: SinkSpec | None = None
     report, failure = SinkReport(run_id=""), None
     try:
-        spec = SinkSpec.load(spec_path, options, code)
-        report = SinkReport(run_id=spec.run_id)
-        with hidden_output(spec.secrets()):
-            log = Log(sys.stderr, env, sink=spec.sink_id, run=spec.run_id, shard=spec.shard_id)
-            with meters.served(metrics_port, log):
-                report = _run(spec, env, log, meters.metrics, progress=progress, promote=promote)
+        with _terminated_by_sigterm():
+            spec = SinkSpec.load(spec_path, options, code)
+            report = SinkReport(run_id=spec.run_id)
+            with hidden_output(spec.secrets()):
+                log = Log(sys.stderr, env, sink=spec.sink_id, run=spec.run_id, shard=spec.shard_id)
+                with meters.served(metrics_port, log):
+                    report = _run(spec, env, log, meters.metrics, progress=progress, promote=promote)
     except (Exception, Terminated) as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
         secrets = spec.secrets() if spec else ()
         failure = classify(_stop_or(error), secrets=secrets)
         Log(sys.stderr, env).event("failed", error=without_secrets("".join(format_exception(error)), secrets=secrets))
-    signal.signal(signal.SIGTERM, _ignore)  # the run has ended, and a late stop must not cost its report
     duration_ms = round((env.monotonic_s() - started) * 1000)
     document = meters.tally.added_to(report.to_json(duration_ms=duration_ms, failure=failure))
     write_report(document, path=report_path, stdout=sys.stdout)
@@ -264,27 +264,40 @@ def run_compact(spec: CompactionSpec, report_path: Path | None) -> int:
     enabled = with_environ(Settings(), os.environ).compaction.enabled
     log = Log(sys.stderr, env, shard=spec.shard_id)
     try:
-        log.event("starting")
-        spark = start_session(f"persist compaction {spec.shard_id}")
-        try:
-            with progress_lines(log, spark.sparkContext.statusTracker()):
-                report = run_compaction(spark, spec, enabled=enabled, env=env, log=log, metrics=meters.metrics)
-        finally:
-            spark.stop()
+        with _terminated_by_sigterm():
+            log.event("starting")
+            spark = start_session(f"persist compaction {spec.shard_id}")
+            try:
+                with progress_lines(log, spark.sparkContext.statusTracker()):
+                    report = run_compaction(spark, spec, enabled=enabled, env=env, log=log, metrics=meters.metrics)
+            finally:
+                spark.stop()
     except (Exception, Terminated) as error:  # noqa: BLE001 - the outermost frame: every error becomes a report
         failure = classify(_stop_or(error))
         log.event("failed", error=without_secrets("".join(format_exception(error))))
         duration_ms = round((env.monotonic_s() - started) * 1000)
         report = failed_report(spec, failure.message, duration_ms=duration_ms)
-    signal.signal(signal.SIGTERM, _ignore)  # as in run_driver
     write_report(meters.tally.added_to(report), path=report_path, stdout=sys.stdout)
     return int(failure.exit_code if failure else ExitCode.SUCCEEDED)
 
 
 @contextmanager
+def _waiting_sigterm() -> Iterator[None]:
+    """Within the block, a SIGTERM waits for `_terminated_by_sigterm`, so that it costs no report. One that still waits at the end of the
+    block has no effect.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, _ignore)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _terminated_by_sigterm() -> Iterator[None]:
     """Within the block, the first SIGTERM raises Terminated in the main thread, also when it arrives within a finalizer, whose exceptions
-    Python drops. The handler of the signal stays after the block.
+    Python drops. After the block a SIGTERM waits, and the handler of the signal stays.
     """
     show = sys.unraisablehook
 
@@ -298,9 +311,13 @@ def _terminated_by_sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, _terminate)
     sys.unraisablehook = repeat
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         yield
     finally:
-        sys.unraisablehook = show
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # raises for a signal that has just arrived
+        finally:
+            sys.unraisablehook = show
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:

@@ -3,11 +3,13 @@
 import json
 import os
 import shlex
+import signal
 from base64 import b64encode
 
 import pytest
 from persist_engine import ShardId
 from persist_spark import main as main_module
+from persist_spark.failures import Terminated
 from persist_spark.main import executor_command, main
 from persist_spark.spec import CompactionSpec, ConfigurationError
 from pyspark.errors import IllegalArgumentException
@@ -99,6 +101,52 @@ def test_a_broken_specification_is_reported_without_starting_spark(tmp_path, cap
     assert last == json.loads(report.read_text())
     assert (last["type"], last["outcome"], last["class"]) == ("Sink", "Failed", "Configuration")
     assert "must be an object" in last["message"]
+
+
+@pytest.fixture
+def same_handler():
+    """Sets the handler of SIGTERM and the mask of signals back."""
+    handler, mask = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    assert signal.pthread_sigmask(signal.SIG_SETMASK, mask) == mask
+
+
+def stopped_at(monkeypatch, step):
+    """SIGTERM arrives as `main` takes this step."""
+    take = getattr(main_module, step)
+
+    def stopped(*given, **named):
+        signal.raise_signal(signal.SIGTERM)
+        return take(*given, **named)
+
+    monkeypatch.setattr(main_module, step, stopped)
+
+
+@pytest.mark.parametrize(
+    ("command", "step", "message"),
+    [
+        ("driver", "give_back_freed_memory", "stopped by SIGTERM"),
+        ("driver", "without_secrets", "must be an object"),
+        ("driver", "write_report", "must be an object"),
+        ("compact", "with_environ", "stopped by SIGTERM"),
+    ],
+)
+def test_a_stop_before_or_after_a_run_costs_no_report(
+    monkeypatch, tmp_path, capsys, same_handler, command, step, message
+):
+    """The exception left `main`, and there was no report."""
+    (tmp_path / "sink.json").write_text("[]")
+    stores = ["--shard", str(ShardId.new()), "--blob", "mem://a", "--consensus", "mem://b"]
+    given = stores if command == "compact" else ["--spec", str(tmp_path / "sink.json")]
+    stopped_at(monkeypatch, step)
+    try:
+        assert main([command, *given, "--report", str(tmp_path / "report.json")]) in (1, 72)
+    except Terminated:
+        pytest.fail("the stop left main")  # pytest would end at a KeyboardInterrupt
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["outcome"] == "Failed"
+    assert message in report["message"]
 
 
 @pytest.mark.spark
