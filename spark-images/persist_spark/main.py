@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from queue import SimpleQueue
 from traceback import format_exception
 from types import FrameType
 from typing import NoReturn
@@ -236,7 +237,7 @@ def _run(
     stop = threading.Event()
     if spec.stream is not None:
         # The signal raises no exception, so that the batch in flight is committed before the stream ends.
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        set_by_sigterm(stop)
     log.event("starting", envelope=spec.envelope.type, format=spec.input.format)
     spark = start_session(f"persist sink {spec.sink_id}")
     live = Live()
@@ -318,6 +319,22 @@ def _terminated_by_sigterm() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # raises for a signal that has just arrived
         finally:
             sys.unraisablehook = show
+
+
+def set_by_sigterm(stop: threading.Event) -> None:
+    """From now on, SIGTERM sets `stop`.
+
+    SUBTLE: not in the handler. The main thread, which runs the handler, may just then hold the lock of the event in `wait`, and would wait
+    for itself. A `SimpleQueue` takes an item at any point.
+    """
+    asked: SimpleQueue[None] = SimpleQueue()
+
+    def hear() -> None:
+        asked.get()
+        stop.set()
+
+    threading.Thread(name="sigterm", target=hear, daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: asked.put(None))
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:

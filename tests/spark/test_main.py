@@ -4,13 +4,14 @@ import json
 import os
 import shlex
 import signal
+import threading
 from base64 import b64encode
 
 import pytest
 from persist_engine import ShardId
 from persist_spark import main as main_module
 from persist_spark.failures import Terminated
-from persist_spark.main import executor_command, main
+from persist_spark.main import executor_command, main, set_by_sigterm
 from persist_spark.spec import CompactionSpec, ConfigurationError
 from pyspark.errors import IllegalArgumentException
 
@@ -147,6 +148,24 @@ def test_a_stop_before_or_after_a_run_costs_no_report(
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["outcome"] == "Failed"
     assert message in report["message"]
+
+
+class Noted(threading.Event):
+    """Notes which thread sets it."""
+
+    def set(self):
+        self.by = threading.current_thread()
+        super().set()
+
+
+def test_a_handler_of_the_main_thread_never_sets_what_the_main_thread_waits_for(same_handler):
+    """A handler that ran within `wait`, while this held the lock of the event, waited for that lock for ever."""
+    stop = Noted()
+    set_by_sigterm(stop)
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    assert stop.wait(60)
+    assert stop.by is not threading.main_thread()
 
 
 @pytest.mark.spark
