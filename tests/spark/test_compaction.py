@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from persist_engine.work.compact import compact
 from persist_engine.work.deletions import recorded
 from persist_spark.compaction.merger import CpuTime, MergeRanges, OnExecutors
 from persist_spark.compaction.run import run_compaction
+from persist_spark.failures import Terminated
 from persist_spark.main import main
 from persist_spark.report import Log
 from persist_spark.spec import CompactionSpec
@@ -199,6 +201,40 @@ with PersistClient.open(Location(blob=blob, consensus=consensus), settings=merge
 
 
 @pytest.mark.slow
+class Stopped:
+    """A merger whose driver is stopped as it waits for results."""
+
+    def __init__(self, inner):
+        self.inner, self.settings = inner, inner.settings
+
+    def merged(self, job):
+        def check():
+            raise Terminated
+
+        yield from self.inner.merged(replace(job, check=check))
+
+
+def test_a_compaction_that_ends_interrupts_its_chunks(either_spark, shard):
+    """They read parts that never come. The tag of the jobs was one that Spark finds only in the thread that set it, so nothing was
+    interrupted, and a driver that was stopped went on until it was killed.
+    """
+    parts = [path for path in Path(shard.location.blob.removeprefix("file://")).rglob("p*") if path.is_file()]
+    for path in parts:
+        path.unlink()
+        os.mkfifo(path)
+    merger = Stopped(small(OnExecutors.of(either_spark, blob=shard.location.blob)))
+    with ThreadPoolExecutor(1) as pool:
+        compacting = pool.submit(compacted, shard, merger)
+        try:
+            with pytest.raises(Terminated):
+                compacting.result(timeout=120)
+        finally:
+            for path in parts:  # ends readers that were not interrupted
+                end = os.open(path, os.O_RDWR)
+                path.unlink()
+                os.close(end)
+
+
 @pytest.mark.parametrize("finished", [0, 2])
 def test_a_killed_driver_loses_only_what_it_had_not_swapped_in(local_spark, shard, finished):
     before, appended = contents(shard), sum(runs(shard))

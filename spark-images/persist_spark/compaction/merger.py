@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -155,12 +156,9 @@ class OnExecutors:
         merge = MergeRanges(
             blob=self.blob, settings=self.settings, staging_floor_ms=job.store.staging_floor_ms, tasks=tasks
         )
-        self.spark.addTag(tag)
-        try:
+        with self._tagged(tag):
             numbers = self.spark.range(0, len(tasks), 1, len(tasks))
             rows = sorted(numbers.mapInArrow(merge, MERGED_DDL).collect(), key=lambda row: row["range"])
-        finally:
-            self.spark.removeTag(tag)
         self.spent.add(sum(row["cpu_ns"] for row in rows))
         outputs = tuple(bytes(row["parts"]) for row in rows if row["parts"] is not None)
         missing = next((row["missing"] for row in rows if row["missing"] is not None), None)
@@ -168,6 +166,29 @@ class OnExecutors:
             return outputs
         job.discard(job.joined(outputs))
         return MissingBlob(missing)
+
+    @contextmanager
+    def _tagged(self, tag: str) -> Iterator[None]:
+        """Within the block, the jobs of this thread have `tag`.
+
+        SUBTLE: a classic session knows its own tags only in the thread that added them. It finds the tag of a job from every thread.
+        """
+        if is_connect(self.spark):
+            add, remove = self.spark.addTag, self.spark.removeTag
+        else:
+            add, remove = self.spark.sparkContext.addJobTag, self.spark.sparkContext.removeJobTag
+        add(tag)
+        try:
+            yield
+        finally:
+            remove(tag)
+
+    def _interrupt(self, tag: str) -> None:
+        """Interrupts the jobs of all threads that have `tag`."""
+        if is_connect(self.spark):
+            self.spark.interruptTag(tag)
+        else:
+            self.spark.sparkContext.cancelJobsWithTag(tag)
 
     def _end(
         self,
@@ -180,7 +201,11 @@ class OnExecutors:
         try:
             if left:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self.spark.interruptTag(tag)
+                going = {future for future in left if not future.cancelled()}
+                while going:
+                    # More than once, because a chunk may be about to begin its job.
+                    self._interrupt(tag)
+                    _, going = wait(going, timeout=_LOOK_S)
         finally:
             pool.shutdown(wait=True)
             for future in left:
