@@ -9,8 +9,10 @@ from __future__ import annotations
 import enum
 import json
 import re
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import FrameType
 
 from persist_engine.base.errors import (
     BatchExpired,
@@ -144,6 +146,18 @@ class Terminated(KeyboardInterrupt):
     A KeyboardInterrupt, because py4j takes any other exception within a call for an error of its connection: it raises another one in its
     place, or sends the call again and drops the stop.
     """
+
+    def __init__(self) -> None:
+        super().__init__("stopped by SIGTERM; the run was not finished")
+
+
+def ignore_stop(_signal: int, _frame: FrameType | None) -> None:
+    """The handler of SIGTERM after the first one."""
+
+
+def is_stopped() -> bool:
+    """Whether the process got SIGTERM, and must end by Terminated."""
+    return signal.getsignal(signal.SIGTERM) is ignore_stop
 
 
 def carried(error: PersistError) -> TaskFailure:

@@ -28,7 +28,7 @@ from persist_engine.base.secrets import without_secrets
 from persist_engine.base.settings import Settings, with_environ
 from persist_engine.model.ids import ShardId
 
-from persist_spark.failures import ExitCode, Terminated, classify
+from persist_spark.failures import ExitCode, Terminated, classify, ignore_stop, is_stopped
 from persist_spark.memory import give_back_freed_memory
 from persist_spark.progress.hidden_output import hidden_output
 from persist_spark.progress.stop_asked import StopPort, stop_served
@@ -52,7 +52,6 @@ _MASTER = "-Dspark.master=k8s://executor"
 #: The same limit as in `persist maintain compact --record-days`.
 _RECORD_DAYS_MAX = 3650
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
-_STOPPED = "stopped by SIGTERM; the run was not finished"
 #: The time until a SIGTERM is repeated that a finalizer dropped. By then, the finalizer has ended.
 _REPEAT_S = 0.05
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -291,7 +290,7 @@ def _waiting_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, _ignore)
+        signal.signal(signal.SIGTERM, ignore_stop)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -339,17 +338,13 @@ def set_by_sigterm(stop: threading.Event) -> None:
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
     # The exception unwinds the stack, so that leases are released and Spark is stopped. Another signal must not disturb this.
-    signal.signal(signal.SIGTERM, _ignore)
-    raise Terminated(_STOPPED)
-
-
-def _ignore(_signal: int, _frame: FrameType | None) -> None:
-    """Handles a SIGTERM after the first."""
+    signal.signal(signal.SIGTERM, ignore_stop)
+    raise Terminated
 
 
 def _stop_or(error: BaseException) -> BaseException:
     """The error to report: a stop, if `error` followed one, such as an error of a call that the stop broke off."""
-    return Terminated(_STOPPED) if signal.getsignal(signal.SIGTERM) is _ignore else error
+    return Terminated() if is_stopped() else error
 
 
 def become_executor(environ: Mapping[str, str]) -> NoReturn:

@@ -160,6 +160,27 @@ def test_a_stop_is_never_lost(tmp_path, spec, local_spark, monkeypatch, capsys, 
     capsys.readouterr()
 
 
+def test_a_function_that_drops_a_stop_does_not_keep_it_from_the_run(tmp_path, spec, local_spark, monkeypatch, capsys):
+    """The run went on, and appended. In this process, as above."""
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    handler = signal.getsignal(signal.SIGTERM)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "drops_a_stop.py").write_text(
+        "import signal\n\ndef load(spark, arguments):\n    try:\n        signal.raise_signal(signal.SIGTERM)\n    except:\n"
+        "        pass\n    return spark.range(1).selectExpr('id', 'cast(id as string) name')\n"
+    )
+    spec["input"] = {"type": "Python", "python": {"module": "drops_a_stop", "configMapName": "code"}}
+    try:
+        assert main([*arguments(tmp_path, spec), "--code", str(tmp_path / "code")]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["message"] == "Terminated: stopped by SIGTERM; the run was not finished"
+    with PersistClient.open(Location(**spec["location"])) as client:
+        assert client.recent_upper(spec["shard_id"]).time == 0
+    capsys.readouterr()
+
+
 def test_a_function_that_shows_its_secret_arguments_shows_nothing(tmp_path, spec):
     """Prints, an exception, its line in the log, and a failure of one of its tasks."""
     (tmp_path / "code").mkdir()

@@ -244,9 +244,7 @@ def test_an_exit_of_the_users_code_is_a_failure_and_sigterm_is_none(house):
     assert failed.exit_code is ExitCode.APPLICATION
     assert "line 4: SystemExit: 0" in failed.message
     with pytest.raises(Terminated):
-        house.run(
-            "from persist_spark.failures import Terminated\ndef load(spark, arguments):\n    raise Terminated('now')\n"
-        )
+        house.run("from persist_spark.failures import Terminated\ndef load(spark, arguments):\n    raise Terminated\n")
 
 
 BOUNDED = {"bounded": True}

@@ -22,7 +22,7 @@ from pyspark import SparkFiles
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
-from persist_spark.failures import ExitCode, UserCodeFailed, explained
+from persist_spark.failures import ExitCode, Terminated, UserCodeFailed, explained, is_stopped
 from persist_spark.session import set_required
 from persist_spark.spec import ConfigurationError, Input, PythonFunction
 
@@ -154,7 +154,7 @@ def _checked(made: Any, function: PythonFunction, *, streaming: bool) -> DataFra
 @contextmanager
 def _users_code(function: PythonFunction, what: str) -> Iterator[None]:
     """Within the block, every exception becomes UserCodeFailed. Its message begins with `what`. This includes an exit of the process, but
-    not SIGTERM.
+    not SIGTERM. If the user's code dropped the exception of a SIGTERM, the end of the block raises it again.
     """
     try:
         yield
@@ -166,6 +166,8 @@ def _users_code(function: PythonFunction, what: str) -> Iterator[None]:
         causes = "; caused by ".join(_text(one) for one in chain)
         exit_code = ExitCode.CONFIGURATION if is_given else codes[-1]
         raise UserCodeFailed(f"{_FIELD}: {what}{line}: {causes}", exit_code) from error
+    if is_stopped():
+        raise Terminated
 
 
 def _chain(error: BaseException) -> list[BaseException]:
