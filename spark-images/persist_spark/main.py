@@ -297,14 +297,18 @@ def _waiting_sigterm() -> Iterator[None]:
 @contextmanager
 def _terminated_by_sigterm() -> Iterator[None]:
     """Within the block, the first SIGTERM raises Terminated in the main thread, also when it arrives within a finalizer, whose exceptions
-    Python drops. After the block a SIGTERM waits, and the handler of the signal stays.
+    Python drops. After the block a SIGTERM has no effect.
     """
     show = sys.unraisablehook
+
+    def again() -> None:
+        if signal.getsignal(signal.SIGTERM) is _terminate:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def repeat(dropped: sys.UnraisableHookArgs) -> None:
         if isinstance(dropped.exc_value, Terminated):
             signal.signal(signal.SIGTERM, _terminate)
-            threading.Timer(_REPEAT_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            threading.Timer(_REPEAT_S, again).start()
         else:
             show(dropped)
 
@@ -318,6 +322,13 @@ def _terminated_by_sigterm() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # raises for a signal that has just arrived
         finally:
             sys.unraisablehook = show
+            # Threads of the block may still take a signal, and Python then runs its handler in the main thread, which blocks the signal.
+            if signal.getsignal(signal.SIGTERM) is _terminate:
+                signal.signal(signal.SIGTERM, _late)
+
+
+def _late(_signal: int, _frame: FrameType | None) -> None:
+    """The handler of SIGTERM after a run. Not `ignore_stop`, because the run was not stopped."""
 
 
 def set_by_sigterm(stop: threading.Event) -> None:

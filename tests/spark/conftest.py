@@ -1,6 +1,7 @@
 """One local Spark session for all Spark tests of a test process. The first test that needs it starts it; it stops at the end."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,6 +33,15 @@ twins_module, landing_run, envelope_run, catalog_world, warm_daemon, *_ = neighb
     "all_types",
 )
 (build_catalog,) = neighbours(str(Path(__file__).parents[2] / "spark-images/catalog/README.md"), "build_catalog")
+
+
+@pytest.fixture(autouse=True)
+def _same_sigterm() -> Iterator[None]:
+    """A driver in this process leaves a handler of SIGTERM. Another test would take it for a stop."""
+    handler, mask = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    assert signal.pthread_sigmask(signal.SIG_SETMASK, mask) == mask
 
 
 def remember_classes() -> None:

@@ -200,7 +200,6 @@ with PersistClient.open(Location(blob=blob, consensus=consensus), settings=merge
 """
 
 
-@pytest.mark.slow
 class Stopped:
     """A merger whose driver is stopped as it waits for results."""
 
@@ -214,6 +213,7 @@ class Stopped:
         yield from self.inner.merged(replace(job, check=check))
 
 
+@pytest.mark.slow
 def test_a_compaction_that_ends_interrupts_its_chunks(either_spark, shard):
     """They read parts that never come. The tag of the jobs was one that Spark finds only in the thread that set it, so nothing was
     interrupted, and a driver that was stopped went on until it was killed.
@@ -235,6 +235,7 @@ def test_a_compaction_that_ends_interrupts_its_chunks(either_spark, shard):
                 os.close(end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finished", [0, 2])
 def test_a_killed_driver_loses_only_what_it_had_not_swapped_in(local_spark, shard, finished):
     before, appended = contents(shard), sum(runs(shard))
@@ -365,12 +366,9 @@ def test_a_driver_that_compacts_nothing_reports_it(
     """In this process and in the shared session, which the driver must not stop."""
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     monkeypatch.setenv("PERSIST_COMPACTION_DISABLED", variable)
-    appended, handler = runs(shard), signal.getsignal(signal.SIGTERM)
+    appended = runs(shard)
     where = ["--blob", f"file://{tmp_path}/{stores}", "--consensus", shard.location.consensus]
-    try:
-        assert main(["compact", "--shard", shard.id, *where, "--report", str(tmp_path / "report.json")]) == code
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    assert main(["compact", "--shard", shard.id, *where, "--report", str(tmp_path / "report.json")]) == code
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["type"], report["outcome"], report["executors"]) == ("Compaction", outcome, int(code == 0))
     assert message in report["message"]

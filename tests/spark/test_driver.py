@@ -88,12 +88,8 @@ def test_a_successful_run_logs_each_step_and_writes_a_report(tmp_path, spec):
 def test_a_broken_input_is_a_configuration_failure_without_secrets(tmp_path, spec, local_spark, monkeypatch, capsys):
     """In this process and in the shared session, which the driver must not stop."""
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
-    handler = signal.getsignal(signal.SIGTERM)
     spec["input"]["format"]["options"]["path"] = f"{tmp_path}/hunter2/none.csv"
-    try:
-        assert main(arguments(tmp_path, spec)) == 72
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    assert main(arguments(tmp_path, spec)) == 72
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["outcome"], report["class"]) == ("Failed", "Configuration")
     assert "PATH_NOT_FOUND" in report["message"]
@@ -134,7 +130,7 @@ def test_a_stop_is_never_lost(tmp_path, spec, local_spark, monkeypatch, capsys, 
     Python drops the exceptions of a finalizer. In this process, as above.
     """
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
-    handler, this_thread = signal.getsignal(signal.SIGTERM), threading.get_ident()
+    this_thread = threading.get_ident()
 
     def waits(spark: SparkSession, *_: Any, **__: Any) -> None:
         sleep = spark._jvm.java.lang.Thread.sleep
@@ -149,10 +145,7 @@ def test_a_stop_is_never_lost(tmp_path, spec, local_spark, monkeypatch, capsys, 
         sleep(60_000)
 
     monkeypatch.setattr(sink, "run_sink", waits)
-    try:
-        assert main(arguments(tmp_path, spec)) == 1
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    assert main(arguments(tmp_path, spec)) == 1
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["outcome"], report["class"]) == ("Failed", "Application")
     assert report["message"] == "Terminated: stopped by SIGTERM; the run was not finished"
@@ -163,17 +156,13 @@ def test_a_stop_is_never_lost(tmp_path, spec, local_spark, monkeypatch, capsys, 
 def test_a_function_that_drops_a_stop_does_not_keep_it_from_the_run(tmp_path, spec, local_spark, monkeypatch, capsys):
     """The run went on, and appended. In this process, as above."""
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
-    handler = signal.getsignal(signal.SIGTERM)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "drops_a_stop.py").write_text(
         "import signal\n\ndef load(spark, arguments):\n    try:\n        signal.raise_signal(signal.SIGTERM)\n    except:\n"
         "        pass\n    return spark.range(1).selectExpr('id', 'cast(id as string) name')\n"
     )
     spec["input"] = {"type": "Python", "python": {"module": "drops_a_stop", "configMapName": "code"}}
-    try:
-        assert main([*arguments(tmp_path, spec), "--code", str(tmp_path / "code")]) == 1
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    assert main([*arguments(tmp_path, spec), "--code", str(tmp_path / "code")]) == 1
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["message"] == "Terminated: stopped by SIGTERM; the run was not finished"
     with PersistClient.open(Location(**spec["location"])) as client:

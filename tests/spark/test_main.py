@@ -104,15 +104,6 @@ def test_a_broken_specification_is_reported_without_starting_spark(tmp_path, cap
     assert "must be an object" in last["message"]
 
 
-@pytest.fixture
-def same_handler():
-    """Sets the handler of SIGTERM and the mask of signals back."""
-    handler, mask = signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    yield
-    signal.signal(signal.SIGTERM, handler)
-    assert signal.pthread_sigmask(signal.SIG_SETMASK, mask) == mask
-
-
 def stopped_at(monkeypatch, step):
     """SIGTERM arrives as `main` takes this step."""
     take = getattr(main_module, step)
@@ -133,9 +124,7 @@ def stopped_at(monkeypatch, step):
         ("compact", "with_environ", "stopped by SIGTERM"),
     ],
 )
-def test_a_stop_before_or_after_a_run_costs_no_report(
-    monkeypatch, tmp_path, capsys, same_handler, command, step, message
-):
+def test_a_stop_before_or_after_a_run_costs_no_report(monkeypatch, tmp_path, capsys, command, step, message):
     """The exception left `main`, and there was no report."""
     (tmp_path / "sink.json").write_text("[]")
     stores = ["--shard", str(ShardId.new()), "--blob", "mem://a", "--consensus", "mem://b"]
@@ -158,7 +147,7 @@ class Noted(threading.Event):
         super().set()
 
 
-def test_a_handler_of_the_main_thread_never_sets_what_the_main_thread_waits_for(same_handler):
+def test_a_handler_of_the_main_thread_never_sets_what_the_main_thread_waits_for():
     """A handler that ran within `wait`, while this held the lock of the event, waited for that lock for ever."""
     stop = Noted()
     set_by_sigterm(stop)

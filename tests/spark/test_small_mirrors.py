@@ -103,7 +103,8 @@ def test_tasks_do_what_the_driver_cannot_hold(make_target, monkeypatch, by_tasks
             monkeypatch.setattr(small, "WITHIN_BYTES_MAX", 6000)
             by_tasks.clear()
         case "many texts":
-            monkeypatch.setattr(small, "_TEXT_BYTES_MAX", 1000)
+            monkeypatch.setattr(small, "_TEXT_BYTES", 1000)
+            monkeypatch.setattr(small, "_LONGER", 0)
         case "a small maxResultSize":
             monkeypatch.setattr(small, "_RESULT_BYTES", 1 << 40)
         case "a wanted parallelism":
@@ -135,7 +136,7 @@ def test_the_driver_never_gets_many_more_rows_than_it_asks_for(local_spark, tmp_
         local_spark.range(1000).coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small, "_SPREAD", 1)
-        rows, seen = local_spark.read.parquet(str(tmp_path / "in")), []
+        rows, seen = local_spark.read.parquet(str(tmp_path / "in")).selectExpr("xxhash64(id) AS h"), []
         partitions = small.partitions_of(rows)
         to_arrow = type(rows).toArrow
         patch.setattr(type(rows), "toArrow", lambda frame: seen.append(to_arrow(frame)) or seen[-1])
@@ -144,8 +145,7 @@ def test_the_driver_never_gets_many_more_rows_than_it_asks_for(local_spark, tmp_
         assert small.first_rows(rows, 4000, 100) is None
         assert seen[-1].num_rows == 101 * partitions
         patch.setattr(small, "ROWS_MAX", 100)
-        hashes = rows.selectExpr("xxhash64(id) AS h")
-        assert small.collected_sums(hashes, 1 << 16, 4000) is None
+        assert small.collected_sums(rows, 1 << 16, 4000, partitions) is None
         assert seen[-1].num_rows <= 100 + partitions
 
 

@@ -23,7 +23,7 @@ from persist_spark.envelopes.sketch import (
     tasks_within,
     within,
 )
-from persist_spark.envelopes.small import BUCKETS_MAX, SmallShard, collected_sums, rows_max
+from persist_spark.envelopes.small import SmallShard, buckets_of_rows, collected_sums, partitions_of, rows_max
 from persist_spark.partitions import StageTask
 from persist_spark.report import Log
 from persist_spark.resume.earlier import added, sums_of
@@ -83,10 +83,11 @@ class SketchedMirror:
         if buckets is None:
             return None
         hashes, most = desired_hashes(desired, self.schema), rows_max(desired, self.schema, held_rows)
-        if most is None:
-            return desired_sums(hashes, buckets)
-        buckets = min(buckets, BUCKETS_MAX)
-        return collected_sums(hashes, buckets, most) or desired_sums(hashes, buckets)
+        if most is not None:
+            collected = collected_sums(hashes, buckets_of_rows(held_rows), most, partitions_of(desired))
+            if collected is not None:
+                return collected
+        return desired_sums(hashes, buckets)
 
     def _corrected(
         self, found: Differing, desired: DataFrame, contents: Persisted, small: SmallShard | None, task: StageTask

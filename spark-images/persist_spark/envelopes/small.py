@@ -12,7 +12,6 @@ from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from persist_engine.base.settings import MIB
 from persist_engine.rows.schema import Schema
 from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +22,16 @@ from persist_spark.columns import flat_columns, struct_column
 from persist_spark.envelopes.mirror import hashed
 from persist_spark.envelopes.persisted import Persisted
 from persist_spark.envelopes.row_hash import can_hash
-from persist_spark.envelopes.sketch import Differing, Sums, SumUp, hashes_of, is_differing, rows_within, selected
+from persist_spark.envelopes.sketch import (
+    BUCKETS_MIN,
+    Differing,
+    Sums,
+    SumUp,
+    hashes_of,
+    is_differing,
+    rows_within,
+    selected,
+)
 from persist_spark.frames import DIFF, HASH, SMALL_BYTES, fields_of, planned_bytes, texts_of
 from persist_spark.partitions import NetCounter, StageCorrections, StageTask
 from persist_spark.session import planned_once
@@ -35,16 +43,18 @@ SHARD_BYTES_MAX = 16 * MIB
 #: The most bytes of the rows in differing buckets, of each side, in memory. The driver sorts a copy of both, and stages another.
 WITHIN_BYTES_MAX = 8 * MIB
 #: The most buckets. The driver holds the sums of both sides.
-BUCKETS_MAX = 1 << 21
+_BUCKETS_MAX = 1 << 21
 #: A side that had n rows may have this many times n now, and ROWS_MORE beside them.
 _GROWTH, _ROWS_MORE = 2, 1 << 9
-#: The driver asks for at most this many times the rows that it expects. Each partition may give the same share of them.
-_SPREAD = 2
-#: The most bytes of the texts of all rows that the driver asks for. Each row may have the same share of them.
-_TEXT_BYTES_MAX = 16 * MIB
+#: All partitions together give the driver at most this many times the rows that it takes. One partition may have all of them: a file with
+#: one row group has rows in one of its partitions.
+_SPREAD = 6
+#: The bytes of the texts of the rows that the driver takes, if each row has the same share of them. A row may have more, if it is at most
+#: this many times as long as an average row of the shard.
+_TEXT_BYTES, _LONGER = 16 * MIB, 4
 #: More bytes than one job gives the driver. Spark fails a job that gives more than the user allows.
 _RESULT_BYTES = 64 * MIB
-_CUT = "cut"
+_PLACE = "place"
 
 
 def rows_max(desired: DataFrame, schema: Schema, held_rows: int) -> int | None:
@@ -56,6 +66,13 @@ def rows_max(desired: DataFrame, schema: Schema, held_rows: int) -> int | None:
     if not is_small or not _may_collect(desired.sparkSession):
         return None
     return min(ROWS_MAX, _GROWTH * held_rows + _ROWS_MORE)
+
+
+def buckets_of_rows(held_rows: int) -> int:
+    """The number of buckets for a shard of about `held_rows`: one for each row. No task returns their sums, so there may be more than in
+    `sketch.buckets_of`, and fewer equal rows share a bucket with a changed one.
+    """
+    return min(_BUCKETS_MAX, max(BUCKETS_MIN, 1 << held_rows.bit_length()))
 
 
 def _may_collect(spark: SparkSession) -> bool:
@@ -70,21 +87,20 @@ def partitions_of(frame: DataFrame) -> int:
 
 
 def first_rows(frame: DataFrame, most: int, each: int) -> pa.Table | None:
-    """The rows of `frame`. Runs one job. None when there are more than `most`, or more than `each` in a partition. However many there are,
-    the driver gets at most `each` rows of a partition, and one more. `DataFrame.limit` would run another stage.
+    """The rows of `frame`, which have HASH. Runs one job. None when there are more than `most`, or more than `each` in a partition. However
+    many there are, the driver gets at most `each` rows of a partition, and one more. `DataFrame.limit` would run another stage.
     """
     place = F.monotonically_increasing_id().bitwiseAND((1 << 33) - 1)
-    first = frame.withColumn(_CUT, place).where(f"{_CUT} <= {each}").withColumn(_CUT, F.col(_CUT) == each)
-    table = first.toArrow()
-    is_cut = table.num_rows > most or pc.any(table.column(_CUT)).as_py()
-    return None if is_cut else table.drop_columns(_CUT)
+    columns = (f"if({_PLACE} = {each}, null, {HASH}) AS {HASH}" if name == HASH else name for name in frame.columns)
+    table = frame.withColumn(_PLACE, place).where(f"{_PLACE} <= {each}").selectExpr(*columns).toArrow()
+    return None if table.num_rows > most or table.column(HASH).null_count else table
 
 
-def collected_sums(hashes: DataFrame, buckets: int, most: int) -> Sums | None:
+def collected_sums(hashes: DataFrame, buckets: int, most: int, partitions: int) -> Sums | None:
     """The sums of `hashes` (`sketch.desired_hashes`), added up by the driver. Runs one job. Returns None when there are more than `most`
-    rows, or far more in one partition than in others.
+    rows, or very many in one of `partitions`.
     """
-    table = first_rows(hashes, most, _SPREAD * ROWS_MAX // partitions_of(hashes))
+    table = first_rows(hashes, most, min(most, _SPREAD * ROWS_MAX // partitions))
     return None if table is None else SumUp(buckets).sums(table.to_batches())
 
 
@@ -167,7 +183,7 @@ class SmallShard:
         return within
 
     def _desired(self, desired: DataFrame, found: Differing, most: int) -> Sequence[pa.RecordBatch] | None:
-        """The rows of the input, as those of `_within`. None when there are more than `most`, or far more in one partition than in others.
+        """The rows of the input, as those of `_within`. None when there are more than `most`, or very many in one partition.
         Leaves out rows with long texts.
         """
         schema = self._contents.schema
@@ -182,8 +198,9 @@ class SmallShard:
         ]
         rows = hashed(desired.select(*columns), schema)
         if texts:
-            rows = rows.where(f"{' + '.join(texts)} <= {_TEXT_BYTES_MAX // (_SPREAD * most)}")
-        each = _SPREAD * most // partitions_of(desired)
+            longest = max(_TEXT_BYTES // most, int(_LONGER * self._row_bytes))
+            rows = rows.where(f"{' + '.join(texts)} <= {longest}")
+        each = min(most, _SPREAD * most // partitions_of(desired))
         with planned_once(desired.sparkSession):
             found_rows = first_rows(rows_within(rows, found), most, each)
         if found_rows is None:
