@@ -88,7 +88,7 @@ def test_tasks_do_what_the_driver_cannot_hold(make_target, monkeypatch, by_tasks
     changed, parallelism = texts(["changed", *names[1:]]), None
     match change:
         case "a long text":
-            changed = texts(["changed" * 20_000, *names[1:]])
+            changed = texts(["changed" * 40_000, *names[1:]])
         case "many copies of a row":
             changed = pa.concat_tables([texts(names), *[texts(["n0"])] * 500])
         case "many rows":
@@ -103,7 +103,7 @@ def test_tasks_do_what_the_driver_cannot_hold(make_target, monkeypatch, by_tasks
             monkeypatch.setattr(small, "WITHIN_BYTES_MAX", 6000)
             by_tasks.clear()
         case "many texts":
-            monkeypatch.setattr(small, "_TEXT_BYTES", 1000)
+            monkeypatch.setattr(small, "_TEXT_BYTES", 100)
             monkeypatch.setattr(small, "_LONGER", 0)
         case "a small maxResultSize":
             monkeypatch.setattr(small, "_RESULT_BYTES", 1 << 40)
