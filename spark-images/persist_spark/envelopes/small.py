@@ -53,7 +53,7 @@ _SPREAD = 6
 #: this many times as long as an average row of the shard.
 _TEXT_BYTES, _LONGER = 16 * MIB, 4
 #: More bytes than one job gives the driver. Spark fails a job that gives more than the user allows.
-_RESULT_BYTES = 64 * MIB
+_RESULT_BYTES = 128 * MIB
 _PLACE = "place"
 
 
