@@ -12,6 +12,7 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import assert_never
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from persist_engine.flow.mint_run import AlreadyDone, Minted, RaiseUpper, RunTok
 from persist_engine.model.frontier import MINIMUM, Antichain
 from pyspark.sql import DataFrame, SparkSession
 
+from persist_spark.envelopes.persisted import opened
 from persist_spark.failures import is_lost_copy
 from persist_spark.inputs.shard import RunInput, named_input, opened_input
 from persist_spark.landing import Landed, Landing, driver_settings, refuse_outgrown_schema
@@ -237,7 +239,8 @@ class Run:
         digest, after = RunToken.decode(self.expected.token).rows, self.expected.upper.newest_complete
         if digest is None or not _is_unchanged(reader, after, minted.as_of):
             return None
-        return self.staging.unchanged(rows, minted, digest, since=after, held_rows=_rows_held(reader, minted.as_of))
+        held_rows = partial(_rows_held, reader, minted.as_of)
+        return self.staging.unchanged(rows, minted, digest, since=after, held_rows=held_rows)
 
     # -- append --------------------------------------------------------------------------------------------------------
 
@@ -307,11 +310,8 @@ class Run:
 
 
 def _rows_held(reader: ReadHandle, as_of: int) -> int:
-    """An upper bound of the number of rows of the shard. Reads no parts."""
-    snapshot = reader.snapshot(Antichain.of(as_of))
-    if isinstance(snapshot, SinceAhead):
-        raise Fenced(f"the lease of {reader} expired before its first use; run it again")
-    with snapshot:
+    """An upper bound of the number of rows of the shard. Reads no parts, but fetches listings of parts, if there are any."""
+    with opened(reader, as_of) as snapshot:
         return snapshot.rows_estimate
 
 

@@ -4,7 +4,7 @@ driver gets one descriptor for each task. Appends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -238,10 +238,11 @@ class Staging:
         return self._staged(StageRows(task).staged(rows.to_batches()).to_pylist(), times_of)
 
     def unchanged(
-        self, rows: DataFrame, minted: Minted, digest: bytes, *, since: int, held_rows: int
+        self, rows: DataFrame, minted: Minted, digest: bytes, *, since: int, held_rows: Callable[[], int]
     ) -> StagedRows | None:
         """The result of a Mirror whose rows have the `digest` of the rows that the shard already holds: no batches. None when the rows have
-        another digest. `since`: the time of that digest. `held_rows`: about the number of rows of the shard. Does not read the shard.
+        another digest. `since`: the time of that digest. `held_rows`: returns about the number of rows of the shard. Does not read its
+        rows.
         """
         self.spark.sparkContext.setJobDescription(f"{self.spec.sink_id}: compare with the last run")
         # The sums of a sketch are a digest too. They take longer than a digest alone, but if rows have changed, `stage` needs them.

@@ -148,8 +148,8 @@ def test_the_driver_never_gets_many_more_rows_than_it_asks_for(local_spark, tmp_
         assert small.first_rows(rows, 4000, 100) is None
         assert seen[-1].num_rows == 101 * partitions
         patch.setattr(small, "ROWS_MAX", 100)
-        assert small.collected_sums(rows, 1 << 16, 4000, partitions) is None
-        assert seen[-1].num_rows <= 100 + partitions
+        assert small.collected_sums(rows, 100, partitions) is None
+        assert seen[-1].num_rows <= 101 * partitions
 
 
 def test_many_changes_of_few_rows_need_no_tasks(make_target, by_tasks):

@@ -88,9 +88,8 @@ def decoded_together(metadata: pq.FileMetaData, groups: Sequence[int]) -> tuple[
     rows = size_bytes = 0
     for number in groups:
         more_rows, more_bytes = rows_of(metadata, [number]), encoded_bytes(metadata, [number])
-        if (
-            more_rows < narrow_rows
-        ):  # Wide rows cut this group, at ROW_GROUP_BYTES in memory. Encoded, they may be far smaller.
+        # Wide rows cut such a group, at ROW_GROUP_BYTES in memory. Encoded, they may be far smaller.
+        if more_rows < narrow_rows:
             more_bytes = max(more_bytes, ROW_GROUP_BYTES)
         if not out or rows + more_rows > DECODED_ROWS or size_bytes + more_bytes > DECODED_BYTES:
             out.append([])

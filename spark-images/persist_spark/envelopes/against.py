@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from persist_engine import LastOfKeys, NotOneValue, ReadHandle, SinceAhead, SnapshotSplit, empty_struct, updates_against
-from persist_engine.base.errors import Fenced, InvalidUsage
-from persist_engine.model.frontier import Antichain
+from persist_engine import LastOfKeys, NotOneValue, ReadHandle, SnapshotSplit, empty_struct, updates_against
+from persist_engine.base.errors import InvalidUsage
 from persist_engine.rows.schema import Schema
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
@@ -28,6 +27,7 @@ from persist_spark import frames
 from persist_spark.columns import RECORD_ROWS, flat_columns, struct_column
 from persist_spark.envelopes.commands import key_text
 from persist_spark.envelopes.copied import Copied
+from persist_spark.envelopes.persisted import opened
 from persist_spark.frames import DELETED, DIFF, FAULT, ORDER, fields_of
 from persist_spark.memory import give_back_freed_memory
 from persist_spark.partitions import STAGED_SCHEMA, StageTask, blob_at, carrying_errors, reading_retry, stage
@@ -66,11 +66,7 @@ def held(reader: ReadHandle | None, as_of: int | None, commands: Copied, *, blob
     if reader is None or as_of is None or not commands.count:
         yield None
         return
-    # mint ensures since <= as_of < upper, under this reader's own hold.
-    snapshot = reader.snapshot(Antichain.of(as_of), where=commands.where)
-    if isinstance(snapshot, SinceAhead):
-        raise Fenced(f"the lease of {reader} expired before its first use; run it again")
-    with snapshot:
+    with opened(reader, as_of, commands.where) as snapshot:
         yield Held(blob=blob, split=snapshot.splits(1)[0].to_bytes())
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
-from persist_engine import ReadHandle, SinceAhead
+from persist_engine import ReadHandle, SinceAhead, Snapshot
 from persist_engine.base.errors import Fenced
 from persist_engine.model.frontier import Antichain
 from persist_engine.rows.schema import Schema
@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T  # noqa: N812 - what every Spark user calls it
 
 from persist_spark import frames
+from persist_spark.envelopes.copied import Where
 from persist_spark.partitions import ReadParts, grouped
 from persist_spark.session import parallelism_of
 
@@ -43,16 +44,21 @@ class Persisted:
         return self.spark.range(0, groups, 1, max(1, groups)).mapInArrow(task, shape)
 
 
+def opened(reader: ReadHandle, as_of: int, where: Where | None = None) -> Snapshot:
+    """The snapshot of the shard at `as_of`, which the caller closes. Raises Fenced when the lease expired."""
+    # mint ensures since <= as_of < upper, under this reader's own hold.
+    snapshot = reader.snapshot(Antichain.of(as_of), where=where)
+    if isinstance(snapshot, SinceAhead):
+        raise Fenced(f"the lease of {reader} expired before its first use; run it again")
+    return snapshot
+
+
 @contextmanager
 def persisted(spark: SparkSession, reader: ReadHandle, as_of: int, schema: Schema, *, blob: str) -> Iterator[Persisted]:
     """Yields the shard's contents at `as_of`. Reading them takes about one task for each core. They are readable within the block. Raises
     Fenced when the lease expired.
     """
-    # mint ensures since <= as_of < upper, under this reader's own hold.
-    snapshot = reader.snapshot(Antichain.of(as_of))
-    if isinstance(snapshot, SinceAhead):
-        raise Fenced(f"the lease of {reader} expired before its first use; run it again")
-    with snapshot:
+    with opened(reader, as_of) as snapshot:
         groups = grouped(snapshot.lease_parts(), cores=parallelism_of(spark))
         yield Persisted(
             spark, schema, ReadParts(blob=blob, groups=groups), snapshot.bytes_estimate, snapshot.rows_estimate

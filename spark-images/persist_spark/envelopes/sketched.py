@@ -23,7 +23,7 @@ from persist_spark.envelopes.sketch import (
     tasks_within,
     within,
 )
-from persist_spark.envelopes.small import SmallShard, buckets_of_rows, collected_sums, partitions_of, rows_max
+from persist_spark.envelopes.small import SmallShard, collected_sums, is_small, partitions_of
 from persist_spark.partitions import StageTask
 from persist_spark.report import Log
 from persist_spark.resume.earlier import added, sums_of
@@ -42,9 +42,11 @@ class SketchedMirror:
     _desired: Sums | None = None
     """From `wanted`, for the next `staged`."""
 
-    def wanted(self, desired: DataFrame, held_rows: int, *, newer_than: int | None = None) -> WantedRows | None:
-        """Adds up the rows of the input. Returns None when a sketch is not worth its cost. `held_rows`: about the number of rows of the
-        shard. `newer_than`: see `sketch.buckets_of`.
+    def wanted(
+        self, desired: DataFrame, held_rows: Callable[[], int], *, newer_than: int | None = None
+    ) -> WantedRows | None:
+        """Adds up the rows of the input. Returns None when a sketch is not worth its cost. `held_rows`: returns about the number of rows
+        of the shard. `newer_than`: see `sketch.buckets_of`.
         """
         self._desired = self._sums(desired, held_rows, newer_than=newer_than)
         return None if self._desired is None else self._desired.wanted
@@ -69,7 +71,7 @@ class SketchedMirror:
 
     def _differing(self, desired: DataFrame, contents: Persisted, small: SmallShard | None) -> Differing | None:
         ours, self._desired = self._desired, None
-        ours = ours or self._sums(desired, contents.rows_estimate)
+        ours = ours or self._sums(desired, lambda: contents.rows_estimate)
         if ours is None:
             return None
         buckets = len(ours.net)
@@ -78,13 +80,14 @@ class SketchedMirror:
         self.log.event("sketched", buckets=buckets, differing=None if found is None else len(found.numbers))
         return found
 
-    def _sums(self, desired: DataFrame, held_rows: int, *, newer_than: int | None = None) -> Sums | None:
+    def _sums(self, desired: DataFrame, held_rows: Callable[[], int], *, newer_than: int | None = None) -> Sums | None:
         buckets = buckets_of(desired, newer_than=newer_than)
         if buckets is None:
             return None
-        hashes, most = desired_hashes(desired, self.schema), rows_max(desired, self.schema, held_rows)
-        if most is not None:
-            collected = collected_sums(hashes, buckets_of_rows(held_rows), most, partitions_of(desired))
+        hashes = desired_hashes(desired, self.schema)
+        # Before asking for the rows of the shard, which may fetch listings of its parts.
+        if is_small(desired, self.schema):
+            collected = collected_sums(hashes, held_rows(), partitions_of(desired))
             if collected is not None:
                 return collected
         return desired_sums(hashes, buckets)

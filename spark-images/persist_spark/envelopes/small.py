@@ -57,22 +57,12 @@ _RESULT_BYTES = 128 * MIB
 _PLACE = "place"
 
 
-def rows_max(desired: DataFrame, schema: Schema, held_rows: int) -> int | None:
-    """The most rows of `desired` whose hashes the driver collects, while the shard holds about `held_rows`. None when the Mirror is not
-    small, by Spark's estimate of `desired`, and when Spark must not give the driver so much.
-    """
+def is_small(desired: DataFrame, schema: Schema) -> bool:
+    """Whether the driver may collect the hashes of `desired`, by Spark's estimate of its size, if the shard has few rows too."""
     size_bytes = planned_bytes(desired)
-    is_small = size_bytes is not None and size_bytes < SMALL_BYTES and held_rows <= ROWS_MAX and can_hash(schema)
-    if not is_small or not _may_collect(desired.sparkSession):
-        return None
-    return min(ROWS_MAX, _GROWTH * held_rows + _ROWS_MORE)
-
-
-def buckets_of_rows(held_rows: int) -> int:
-    """The number of buckets for a shard of about `held_rows`: one for each row. No task returns their sums, so there may be more than in
-    `sketch.buckets_of`, and fewer equal rows share a bucket with a changed one.
-    """
-    return min(_BUCKETS_MAX, max(BUCKETS_MIN, 1 << held_rows.bit_length()))
+    return (
+        size_bytes is not None and size_bytes < SMALL_BYTES and can_hash(schema) and _may_collect(desired.sparkSession)
+    )
 
 
 def _may_collect(spark: SparkSession) -> bool:
@@ -96,11 +86,18 @@ def first_rows(frame: DataFrame, most: int, each: int) -> pa.Table | None:
     return None if table.num_rows > most or table.column(HASH).null_count else table
 
 
-def collected_sums(hashes: DataFrame, buckets: int, most: int, partitions: int) -> Sums | None:
-    """The sums of `hashes` (`sketch.desired_hashes`), added up by the driver. Runs one job. Returns None when there are more than `most`
-    rows, or very many in one of `partitions`.
+def collected_sums(hashes: DataFrame, held_rows: int, partitions: int) -> Sums | None:
+    """The sums of `hashes` (`sketch.desired_hashes`), added up by the driver. Runs one job. Returns None when the shard has too many rows
+    (about `held_rows`), when there are far more hashes, and when there are very many in one of `partitions`.
+
+    There is a bucket for each row. No task returns their sums, so there may be more than in `sketch.buckets_of`, and fewer equal rows share
+    a bucket with a changed one.
     """
+    if held_rows > ROWS_MAX:
+        return None
+    most = min(ROWS_MAX, _GROWTH * held_rows + _ROWS_MORE)
     table = first_rows(hashes, most, min(most, _SPREAD * ROWS_MAX // partitions))
+    buckets = min(_BUCKETS_MAX, max(BUCKETS_MIN, 1 << held_rows.bit_length()))
     return None if table is None else SumUp(buckets).sums(table.to_batches())
 
 
@@ -116,9 +113,8 @@ class SmallShard:
     @classmethod
     def of(cls, contents: Persisted) -> SmallShard | None:
         """None when the contents are not small."""
-        is_small = contents.rows_estimate <= ROWS_MAX and contents.size_bytes <= SHARD_BYTES_MAX
-        is_small = is_small and can_hash(contents.schema) and _may_collect(contents.spark)
-        return cls(contents) if is_small else None
+        fits = contents.rows_estimate <= ROWS_MAX and contents.size_bytes <= SHARD_BYTES_MAX
+        return cls(contents) if fits and can_hash(contents.schema) and _may_collect(contents.spark) else None
 
     @property
     def _row_bytes(self) -> float:
